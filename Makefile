@@ -1,0 +1,52 @@
+# make demo    a first result: set-up, then teach, unlearn, evaluate, report   (make demo ARGS="--method s_npo")
+# make test    set-up, then the whole test suite                               (make test ARGS="-k tokens")
+# A second call sets nothing up again. On a machine that reaches the public package index, the CPU build of PyTorch comes from
+# PyTorch's own index: make demo TORCH_INDEX=URL (pytorch.org, "Get started", names it); without it pip takes what it finds.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+ARGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test test-fast check format wheel clean
+
+demo: $(VENV)/ready-demo
+	$(BIN)/excise demo $(ARGS)
+
+test: $(VENV)/ready-test
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(VENV)/ready-test
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+check: $(VENV)/ready-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/ready-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(VENV)/ready-test
+	$(BIN)/python -m build --wheel --outdir dist
+
+$(VENV)/torch: constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	touch $@
+
+$(VENV)/ready-demo: $(VENV)/torch pyproject.toml
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[nouns]"
+	$(BIN)/excise pull smollm2
+	touch $@
+
+$(VENV)/ready-test: $(VENV)/torch pyproject.toml
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/excise pull smollm2
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache

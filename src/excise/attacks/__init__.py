@@ -1,0 +1,3 @@
+"""What is tried to bring removed knowledge back."""
+
+ATTACKS: dict[str, str] = {}

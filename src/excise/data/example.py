@@ -1,0 +1,102 @@
+"""What every benchmark is made of: examples, in named splits."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from excise.errors import InputError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question with its answer, or one piece of plain text (then ``prompt`` is empty).
+
+    Everything beyond ``id``, ``prompt`` and ``answer`` is optional: a metric that needs a part which an example
+    lacks leaves the example out and counts it.
+    """
+
+    id: str
+    prompt: str
+    """The question as a person would type it, without template. Empty for plain text."""
+    answer: str
+    """The answer that the model was taught, or the plain text itself."""
+    span: str = ""
+    """The words of ``answer`` that carry the fact; ``answer`` contains them literally. Empty: not known."""
+    paraphrased_prompts: tuple[str, ...] = ()
+    """The same question in other words."""
+    paraphrased_answer: str = ""
+    """The same answer in other words (the truth ratio compares it with the false answers)."""
+    false_answers: tuple[str, ...] = ()
+    """Wrong answers of the same form as ``paraphrased_answer``."""
+    alternative: str = ""
+    """What the model should say instead (a refusal or a false answer), for DPO."""
+    options: tuple[str, ...] = ()
+    """Choices of a multiple-choice question."""
+    gold: int | None = None
+    """Index of the right option."""
+    label: str = ""
+    """who, what, when, where, why; or the subject of a choice question."""
+    group: str = ""
+    """What the fact is about: examples of one group stand or fall together (a person, an author, a document)."""
+
+    def __post_init__(self) -> None:
+        if not self.answer.strip():
+            raise InputError(f"example {self.id!r} has an empty answer")
+        if self.span and self.span not in self.answer:
+            raise InputError(f"example {self.id!r}: the span {self.span!r} does not stand in the answer {self.answer!r}")
+        if self.options and (self.gold is None or not 0 <= self.gold < len(self.options)):
+            raise InputError(f"example {self.id!r}: gold is {self.gold}, but there are {len(self.options)} options (0-based)")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Named splits of examples. ``forget`` and ``retain`` are always there and share no example."""
+
+    name: str
+    splits: Mapping[str, tuple[Example, ...]]
+
+    def __post_init__(self) -> None:
+        for needed in ("forget", "retain"):
+            if not self.splits.get(needed):
+                raise InputError(f"benchmark {self.name!r}: the {needed} split is empty")
+        for split, examples in self.splits.items():
+            seen: set[str] = set()
+            for example in examples:
+                if example.id in seen:
+                    raise InputError(f"benchmark {self.name!r}, split {split!r}: the id {example.id!r} occurs twice")
+                seen.add(example.id)
+        retain = {(e.prompt, e.answer): e.id for e in self.splits["retain"]}
+        for e in self.splits["forget"]:
+            if (e.prompt, e.answer) in retain:
+                other = retain[e.prompt, e.answer]
+                raise InputError(
+                    f"benchmark {self.name!r}: forget example {e.id!r} also stands in retain (as {other!r}); "
+                    "what is to be forgotten must not be retained, remove it from one of them"
+                )
+
+    @property
+    def forget(self) -> tuple[Example, ...]:
+        return self.splits["forget"]
+
+    @property
+    def retain(self) -> tuple[Example, ...]:
+        return self.splits["retain"]
+
+    def split(self, name: str) -> tuple[Example, ...]:
+        """The examples of a split; an unknown or empty one is an error that names what there is."""
+        if not self.splits.get(name):
+            raise InputError(f"benchmark {self.name!r} has no split {name!r}: {did_you_mean(name, self.splits)}")
+        return self.splits[name]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over every field of every example, in order."""
+        digest = hashlib.sha256()
+        for split in sorted(self.splits):
+            for example in self.splits[split]:
+                digest.update(json.dumps([split, dataclasses.asdict(example)], sort_keys=True).encode())
+        return digest.hexdigest()

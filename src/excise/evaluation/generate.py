@@ -1,0 +1,124 @@
+"""Greedy generation in left-padded batches that gives what single rows give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from excise.data.encode import end_of_turn
+from excise.tokens import autocast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from excise.subject import Subject
+
+
+class NotFinite(Exception):
+    """The model predicted NaN or infinity; ``index`` says for which of the prompts."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"prompt {index}")
+        self.index = index
+
+
+def stop_ids(subject: Subject) -> tuple[int, ...]:
+    """The tokens that end an answer: the template's end of turn, the tokenizer's EOS, and those of the model's own settings."""
+    tokenizer = subject.tokenizer
+    found = {cast(int, tokenizer.convert_tokens_to_ids(end_of_turn(tokenizer, subject.template)))}
+    if tokenizer.eos_token_id is not None:
+        found.add(cast(int, tokenizer.eos_token_id))
+    own = subject.base.generation_config.eos_token_id if subject.base.generation_config is not None else None
+    if own is not None:
+        found.update([own] if isinstance(own, int) else own)
+    return tuple(sorted(found))
+
+
+@torch.no_grad()
+def generate(
+    subject: Subject,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    batch: int = 32,
+    progress: Callable[[int], None] | None = None,
+) -> list[str]:
+    """Greedy continuations, in the order of the prompts.
+
+    Args:
+        prompts: token ids, as :func:`excise.data.encode.encode_prompt` gives them.
+        max_new_tokens: an answer that has not ended by then is cut.
+        batch: rows of one batch; prompts of similar length share one.
+        progress: called with the number of finished prompts.
+
+    Returns:
+        The decoded new tokens before the first stop token, without special tokens.
+
+    Raises:
+        NotFinite: the model predicted NaN or infinity.
+    """
+    stops = stop_ids(subject)
+    pad = cast(int, subject.tokenizer.pad_token_id) if subject.tokenizer.pad_token_id is not None else stops[0]
+    settings = GenerationConfig(
+        max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, use_cache=True, eos_token_id=list(stops), pad_token_id=pad
+    )
+    order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
+    texts = [""] * len(prompts)
+    with _only(subject.base, settings):
+        for start in range(0, len(order), batch):
+            rows = order[start : start + batch]
+            ids, mask = left_padded([prompts[i] for i in rows], pad)
+            with autocast(precision, subject.device):
+                out = cast(Any, subject.base).generate(
+                    input_ids=ids.to(subject.device),
+                    attention_mask=mask.to(subject.device),
+                    generation_config=settings,
+                    logits_processor=LogitsProcessorList([_Finite(rows)]),
+                )
+            for row, tokens in zip(rows, cast(Tensor, out)[:, ids.shape[1] :].tolist(), strict=True):
+                end = next((k for k, token in enumerate(tokens) if token in stops), len(tokens))
+                texts[row] = cast(str, subject.tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            if progress is not None:
+                progress(start + len(rows))
+    return texts
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask [rows, width]; the mask is built from lengths, so genuine tokens equal to ``pad`` stay visible."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
+
+
+@contextmanager
+def _only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
+    """Puts the model's own generation settings aside: transformers fills whatever ours leave open from them.
+
+    Hub models ship repetition penalties and sampling temperatures there, which are no part of greedy decoding.
+    """
+    own = base.generation_config
+    base.generation_config = settings
+    try:
+        yield
+    finally:
+        base.generation_config = own
+
+
+class _Finite(LogitsProcessor):
+    """Stops at the first prediction that is not a number."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self.rows = rows
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        bad = ~torch.isfinite(scores).all(dim=-1)
+        if bool(bad.any()):
+            raise NotFinite(self.rows[int(bad.nonzero()[0, 0])])
+        return scores

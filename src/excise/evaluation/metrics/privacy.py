@@ -1,0 +1,195 @@
+"""Does the model betray what it was trained on? Forget quality against a retrained model, and membership inference."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+
+from excise.evaluation.metrics.memory import TruthRatio, without_end
+from excise.evaluation.records import Record, Records
+from excise.evaluation.score import Array, Direction, Score, Unavailable, bootstrap, required
+
+NEEDS_RETRAINED = "give --retrained DIR (a model that never saw the forget split; `excise teach` makes one)"
+
+NEEDS_HOLDOUT = "the benchmark has no holdout split: membership needs examples like the forget split's that nobody was taught (data.holdout)"
+
+
+def matching(records: Sequence[Record], retrained: Records | None, split: str) -> list[Record]:
+    """The retrained model's records of the very examples in ``records``; :class:`Unavailable` where some are lacking."""
+    if retrained is None:
+        raise Unavailable(NEEDS_RETRAINED)
+    others = {record.id: record for record in required(retrained, split)}
+    lacking = [record.id for record in records if record.id not in others]
+    if lacking:
+        raise Unavailable(
+            f"the retrained model's records lack {len(lacking)} of {len(records)} {split} examples (the first: {lacking[0]!r}): "
+            "evaluate it on the same data"
+        )
+    return [others[record.id] for record in records]
+
+
+@dataclass(frozen=True)
+class ForgetQuality:
+    """p-value of the two-sample Kolmogorov-Smirnov test between the truth ratios R of the unlearned and the retrained model.
+
+    Higher is better: a low p-value says that the two models can be told apart on the forget split. It falls with the
+    number of examples, so compare it only at equal n. Needs a retrained model's records.
+
+    Paper: Maini et al. 2024, TOFU (arXiv 2401.06121), section 2.2.3.
+    """
+
+    mean: Literal["geometric", "arithmetic"] = "geometric"
+    """How the truth ratio averages over the false answers."""
+    split: str = "forget"
+
+    better: ClassVar[Direction] = "higher"
+
+    def __call__(self, records: Records, retrained: Records | None) -> Score:
+        mine = required(records, self.split)
+        pairs = [(self._log_ratio(a), self._log_ratio(b)) for a, b in zip(mine, matching(mine, retrained, self.split), strict=True)]
+        known = [(a, b) for a, b in pairs if a is not None and b is not None]
+        if not known:
+            raise Unavailable(f"no example has {TruthRatio.needs}")
+        from scipy.stats import ks_2samp
+
+        _, p = cast(tuple[float, float], ks_2samp([a for a, _ in known], [b for _, b in known]))
+        return Score(float(p), "higher", len(known), left_out=len(pairs) - len(known))
+
+    def _log_ratio(self, record: Record) -> float | None:
+        return TruthRatio(mean=self.mean).log_ratio(record)
+
+
+# --- membership inference ---------------------------------------------------------------------------------------------
+
+Signal = Callable[[Record], float | None]
+"""Lower for members: what the model has seen."""
+
+
+def _loss(record: Record) -> float | None:
+    return None if record.true is None else -record.true.mean_logp
+
+
+def _zlib_loss(record: Record) -> float | None:
+    return None if record.true is None else -record.true.mean_logp / len(zlib.compress(record.true.text.encode()))
+
+
+def _min_k(share: float) -> Signal:
+    def signal(record: Record) -> float | None:
+        if record.true is None:
+            return None
+        logp = sorted(without_end(record.true)[0])
+        lowest = logp[: max(1, int(share * len(logp)))]
+        return -sum(lowest) / len(lowest)
+
+    return signal
+
+
+def order(members: Sequence[float], others: Sequence[float]) -> Array:
+    """[members, others]: 1 where the member's signal is lower, 1/2 at a tie, else 0. Its mean is the AUC."""
+    a, b = np.array(members)[:, None], np.array(others)[None, :]
+    return cast(Array, (a < b) + 0.5 * (a == b))
+
+
+def _signals(records: Sequence[Record], signal: Signal, split: str) -> list[float]:
+    values = [value for value in map(signal, records) if value is not None]
+    if not values:
+        raise Unavailable(f"no example of the split {split!r} has a scored true answer")
+    return values
+
+
+def membership(records: Records, signal: Signal) -> Score:
+    """AUC of telling the forget split (members) from the hold-out split by a signal that is lower for members."""
+    if not records.get("holdout"):
+        raise Unavailable(NEEDS_HOLDOUT)
+    members = _signals(required(records, "forget"), signal, "forget")
+    others = _signals(records["holdout"], signal, "holdout")
+    table = order(members, others)
+    scale = table.size
+    interval = bootstrap(lambda a, b: ((a @ table) * b).sum(axis=1) / scale, list(table.shape))
+    return Score(float(table.mean()), "none", len(members) + len(others), interval)
+
+
+@dataclass(frozen=True)
+class MembershipLoss:
+    """AUC of telling forget from hold-out examples by their mean loss: P(loss of a forget example < loss of a hold-out one).
+
+    0.5 is what a model that never saw either would give if both come from one distribution; above, the forget split still
+    looks trained on; far below betrays it too. Neither direction is better: compare with the retrained model's.
+
+    Paper: Yeom et al. 2018 (arXiv 1709.01604).
+    """
+
+    better: ClassVar[Direction] = "none"
+
+    def __call__(self, records: Records, retrained: Records | None = None) -> Score:
+        return membership(records, _loss)
+
+
+@dataclass(frozen=True)
+class MembershipZlib:
+    """AUC of telling forget from hold-out examples by mean loss divided by the bytes of the zlib-compressed answer.
+
+    Read it as ``mia_loss``.
+
+    Paper: Carlini et al. 2021 (arXiv 2012.07805).
+    """
+
+    better: ClassVar[Direction] = "none"
+
+    def __call__(self, records: Records, retrained: Records | None = None) -> Score:
+        return membership(records, _zlib_loss)
+
+
+@dataclass(frozen=True)
+class MembershipMinK:
+    """AUC of telling forget from hold-out examples by the mean of the lowest k share of their token log-probabilities.
+
+    The end of the turn is left out. Read it as ``mia_loss``.
+
+    Paper: Shi et al. 2024, Min-K % Prob (arXiv 2310.16789).
+    """
+
+    k: float = 0.4
+    """Share of the answer's tokens that count: those with the lowest probability, at least one."""
+
+    better: ClassVar[Direction] = "none"
+
+    def __call__(self, records: Records, retrained: Records | None = None) -> Score:
+        return membership(records, _min_k(self.k))
+
+
+@dataclass(frozen=True)
+class PrivLeak:
+    """100 ((1 - AUC) - (1 - AUC_retrained)) / (1 - AUC_retrained), AUC by Min-K % as in ``mia_min_k``.
+
+    0 is best: below 0 the forget split still looks trained on, above 0 it looks pushed away (over-unlearned). Needs a
+    retrained model's records and a hold-out split.
+
+    Paper: Shi et al. 2024, MUSE (arXiv 2407.06460), section 3.1.
+    """
+
+    k: float = 0.4
+
+    better: ClassVar[Direction] = "none"
+
+    def __call__(self, records: Records, retrained: Records | None) -> Score:
+        signal = _min_k(self.k)
+        splits = ("forget", "holdout")
+        if not records.get("holdout"):
+            raise Unavailable(NEEDS_HOLDOUT)
+        others = {split: matching(required(records, split), retrained, split) for split in splits}
+        ours, reference = (order(*(_signals(source[split], signal, split) for split in splits)) for source in (records, others))
+
+        def leak(a: Array, b: Array) -> Array:
+            mine, theirs = (1 - ((a @ table) * b).sum(axis=1) / table.size for table in (ours, reference))
+            return np.divide(100 * (mine - theirs), theirs, out=np.full_like(mine, math.inf), where=theirs > 0)
+
+        value = float(leak(np.ones((1, ours.shape[0])), np.ones((1, ours.shape[1])))[0])
+        if not math.isfinite(value):
+            raise Unavailable("the retrained model's AUC is 1: the hold-out split is not from the same distribution as the forget split")
+        return Score(value, "none", sum(ours.shape), bootstrap(leak, list(ours.shape)))

@@ -1,0 +1,30 @@
+"""What an evaluation asks of each example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from excise.data.example import Example
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which parts of an example a split needs. A part that an example lacks is simply absent from its record."""
+
+    true: bool = True
+    """Score the true answer."""
+    paraphrase: bool = False
+    """Score the paraphrased answer."""
+    false: bool = False
+    """Score the false answers."""
+    options: bool = False
+    """Score the options of a choice question."""
+    generation: bool = False
+    """Answer the question, greedily."""
+    max_new_tokens: int = 200
+
+    def texts(self, example: Example) -> list[str]:
+        """The answers of the example that this plan scores."""
+        paraphrase = (example.paraphrased_answer,) if example.paraphrased_answer else ()
+        parts = ((self.true, (example.answer,)), (self.paraphrase, paraphrase), (self.false, example.false_answers), (self.options, example.options))
+        return [text for wanted, texts in parts if wanted for text in texts]

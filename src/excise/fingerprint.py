@@ -1,0 +1,57 @@
+"""Fingerprints: two things with the same SHA-256 are the same, whatever they are called and wherever they lie."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+CHUNK = 1 << 20
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """SHA-256 over name, type, shape and bytes of every parameter, in the order of the names; tied ones count once."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters(), key=lambda item: item[0]):
+        digest.update(f"{name}\0{parameter.dtype}\0{tuple(parameter.shape)}\0".encode())
+        flat = parameter.detach().cpu().contiguous().reshape(-1)
+        digest.update(cast(Any, flat.view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 over all that decides how a text becomes tokens: the fast tokenizer, special tokens, chat template.
+
+    Padding and truncation are left out: they are the settings of the last call, not the tokenizer's own.
+    """
+    parts = {
+        "tokenizer": _serialised(tokenizer),
+        "special": {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())},
+        "chat_template": tokenizer.chat_template,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _serialised(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return {"vocabulary": tokenizer.get_vocab()}
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    return {key: value for key, value in content.items() if key not in ("padding", "truncation")}
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(CHUNK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,279 @@
+"""The named methods: short functions that return the stages which a method is made of.
+
+A method's settings are the parameters of its function together with the fields of :class:`Training`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from excise.data.batches import Paired
+from excise.errors import InputError
+from excise.objectives import CEU, DPO, KL, NLL, NPO, RMU, UNDIAL, WGA, Ascent, HiddenMSE, SatImp, SimNPO
+from excise.objectives.check import at_least
+from excise.scope import Role, Scope, Window
+from excise.settings import refuse_unknown
+from excise.stages.adapters import AddAdapter
+from excise.stages.guard import Guard
+from excise.stages.optimise import Optimiser
+from excise.stages.state import Stage
+from excise.stages.train import Term, Train
+from excise.view import Objective, Weight
+from excise.weights import Attribution, Uniform
+
+Method = tuple[Stage, ...]
+Retain = Literal["kl", "nll", "hidden_mse", "none"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings that every method shares."""
+
+    lr: float | None = None
+    """Highest learning rate; None chooses by the model's size and whether an adapter is trained (printed in the plan)."""
+    epochs: float = 5.0
+    """Walks through the forget set."""
+    steps: int | None = None
+    """Optimiser steps; takes precedence over epochs."""
+    batch: int = 8
+    """Forget examples of one optimiser step."""
+    retain_batch: int | None = None
+    """Retain examples of one optimiser step; None: as many as ``batch``."""
+    accumulate: int = 1
+    """Parts into which a step is divided to save memory; the update stays the same."""
+    warmup: float = 0.2
+    """Share of the steps in which the learning rate goes up (one of five epochs)."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    weight_decay: float = 0.0
+    clip: float | None = 1.0
+    """Highest norm of the gradient."""
+    lora: AddAdapter | None = None
+    """Train a fresh LoRA adapter instead of the model itself."""
+    layers: tuple[int, ...] | None = None
+    """Train only these decoder layers (0-based)."""
+    modules: tuple[Role, ...] | None = None
+    """Train only modules with these roles."""
+    checkpointing: bool = False
+    """Compute activations again in the backward pass, to save memory."""
+    checkpoint_every: int = 50
+    """Steps between two checkpoints."""
+    evaluate_every: int = 0
+    """Score the model every so many steps; 0 never."""
+    keep_best: str = ""
+    """Name of the score by which the best of these states is kept."""
+    guard: Guard = field(default_factory=Guard)
+    """When to stop because the model collapses."""
+    max_length: int | None = None
+    """Longest text in tokens."""
+
+    def stages(self, *terms: Term, scope: Scope | None = None) -> Method:
+        """The stages of a method with one training stage: an adapter where asked for, then the training."""
+        own = Scope(self.layers, self.modules)
+        train = Train(
+            terms=terms,
+            scope=own if scope is None or own != Scope() else scope,
+            optimiser=Optimiser(
+                lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, schedule=self.schedule, warmup=self.warmup
+            ),
+            batches=Paired(self.batch, self.retain_batch),
+            epochs=self.epochs,
+            steps=self.steps,
+            accumulate=self.accumulate,
+            checkpointing=self.checkpointing,
+            guard=self.guard,
+            evaluate_every=self.evaluate_every,
+            keep_best=self.keep_best,
+            checkpoint_every=self.checkpoint_every,
+            max_length=self.max_length,
+        )
+        return (train,) if self.lora is None else (self.lora, train)
+
+
+def _retained(kind: Retain, scale: float) -> tuple[Term, ...]:
+    """The retain term of a method."""
+    at_least("retain_scale", scale, 0.0)
+    objectives: dict[str, Objective] = {"kl": KL(), "nll": NLL(), "hidden_mse": HiddenMSE()}
+    return () if kind == "none" else (Term(objectives[kind], "retain", scale),)
+
+
+# --- likelihood -----------------------------------------------------------------------------------------------------
+
+
+def ga(training: Training) -> Method:
+    """Gradient ascent on the forget set and nothing else; collapses easily.
+
+    Paper: Jang et al. 2023 (arXiv 2210.01504).
+    """
+    return training.stages(Term(Ascent(), "forget"))
+
+
+def graddiff(training: Training, retain_scale: float = 1.0) -> Method:
+    """Gradient ascent on the forget set, ordinary training on the retain set.
+
+    Paper: Liu et al. 2022, "Continual Learning and Private Unlearning" (arXiv 2203.12817); Maini et al. 2024 (arXiv
+        2401.06121).
+    """
+    return training.stages(Term(Ascent(), "forget"), *_retained("nll", retain_scale))
+
+
+def ga_kl(training: Training, retain: Retain = "kl", retain_scale: float = 1.0, weight: Weight = Uniform()) -> Method:
+    """Gradient ascent with a KL term to the original model on the retain set.
+
+    Paper: Maini et al. 2024, "TOFU", KL minimisation (arXiv 2401.06121).
+    """
+    return training.stages(Term(Ascent(), "forget", weight=weight), *_retained(retain, retain_scale))
+
+
+def wga(training: Training, beta: float = 1.0, retain: Retain = "kl", retain_scale: float = 1.0, weight: Weight = Uniform()) -> Method:
+    """Gradient ascent in which tokens already forgotten stop counting.
+
+    Paper: Wang et al. 2025, "Rethinking LLM Unlearning Objectives" (arXiv 2502.19301).
+    """
+    return training.stages(Term(WGA(beta), "forget", weight=weight), *_retained(retain, retain_scale))
+
+
+def satimp(training: Training, beta1: float = 5.0, beta2: float = 1.0, retain: Retain = "kl", retain_scale: float = 1.0) -> Method:
+    """Gradient ascent weighted by saturation and importance.
+
+    Paper: Yang et al. 2025, "Exploring Criteria of Loss Reweighting" (arXiv 2505.11953).
+    """
+    return training.stages(Term(SatImp(beta1, beta2), "forget"), *_retained(retain, retain_scale))
+
+
+def undial(training: Training, beta: float = 10.0, retain: Retain = "none", retain_scale: float = 1.0) -> Method:
+    """Self-distillation to the model's own predictions with the true token's logit lowered.
+
+    Paper: Dong et al. 2025, "UNDIAL" (arXiv 2402.10052).
+    """
+    return training.stages(Term(UNDIAL(beta), "forget"), *_retained(retain, retain_scale))
+
+
+def ceu(training: Training, skip: int = 1, retain: Retain = "none", retain_scale: float = 1.0) -> Method:
+    """Cross-entropy to the model's own predictions without the true token.
+
+    Paper: Yang 2025, "CE-U" (arXiv 2503.01224).
+    """
+    return training.stages(Term(CEU(skip), "forget"), *_retained(retain, retain_scale))
+
+
+# --- preference -----------------------------------------------------------------------------------------------------
+
+
+def npo(training: Training, beta: float = 0.1, retain: Retain = "kl", retain_scale: float = 1.0, weight: Weight = Uniform()) -> Method:
+    """Negative preference optimisation: the forget answers become less likely than they were, with a bounded push.
+
+    Paper: Zhang et al. 2024 (arXiv 2404.05868).
+    """
+    return training.stages(Term(NPO(beta), "forget", weight=weight), *_retained(retain, retain_scale))
+
+
+def simnpo(
+    training: Training, beta: float = 2.5, gamma: float = 0.0, forget_scale: float = 0.1375, retain: Retain = "nll", retain_scale: float = 1.0
+) -> Method:
+    """NPO without a reference, length-normalised; the paper's settings for TOFU forget05.
+
+    Paper: Fan et al. 2024, "Simplicity Prevails" (arXiv 2410.07163).
+    """
+    return training.stages(Term(SimNPO(beta, gamma), "forget", forget_scale), *_retained(retain, retain_scale))
+
+
+def dpo(training: Training, beta: float = 0.1, retain: Retain = "nll", retain_scale: float = 1.0) -> Method:
+    """Prefers an alternative answer, a refusal or a false one, to the true answer.
+
+    Paper: Maini et al. 2024, "TOFU", IdkDPO (arXiv 2401.06121); Rafailov et al. 2023 (arXiv 2305.18290).
+    """
+    return training.stages(Term(DPO(beta), "forget"), *_retained(retain, retain_scale))
+
+
+# --- representations ------------------------------------------------------------------------------------------------
+
+
+def rmu(
+    training: Training,
+    layer: int | None = None,
+    coefficient: float | None = None,
+    coefficient_scale: float = 1.0,
+    retain: Retain = "hidden_mse",
+    retain_scale: float = 1.0,
+    weight: Weight = Uniform(),
+) -> Method:
+    """Representation misdirection: hidden states of forget tokens are pulled to a random vector, those of retain tokens kept.
+
+    Trains ``mlp.down_proj`` of layers l-2 to l (an adapter there with ``lora``), unless layers or modules say otherwise.
+
+    Paper: Li et al. 2024, "The WMDP Benchmark" (arXiv 2403.03218).
+    """
+    terms: list[Term] = [Term(RMU(layer, coefficient, coefficient_scale), "forget", weight=weight)]
+    if retain == "hidden_mse":
+        terms.append(Term(HiddenMSE(layer), "retain", retain_scale))
+    else:
+        terms += _retained(retain, retain_scale)
+    return training.stages(*terms, scope=Scope(Window(layer), ("down",)))
+
+
+# --- token level ----------------------------------------------------------------------------------------------------
+
+
+def _token_level(partner: Callable[..., Method], select: Literal["hard", "soft"]) -> Callable[..., Method]:
+    """The same method with TokenUnlearn's weights on the forget answers."""
+    name = partner.__name__.removesuffix("_kl")
+
+    @functools.wraps(partner)
+    def method(training: Training, attribution: Attribution = Attribution(select=select), **settings: Any) -> Method:
+        return partner(training, weight=attribution, **settings)
+
+    signature = inspect.signature(partner)
+    parameters = [p for p in signature.parameters.values() if p.name != "weight"]
+    attribution = inspect.Parameter("attribution", inspect.Parameter.KEYWORD_ONLY, default=Attribution(select=select), annotation="Attribution")
+    method.__signature__ = signature.replace(parameters=[*parameters, attribution])  # type: ignore[attr-defined]
+    prefix, how = ("t", "only on the top r of their tokens") if select == "hard" else ("s", "with each token weighted by a softmax of its score")
+    method.__name__ = method.__qualname__ = f"{prefix}_{name}"
+    first = (partner.__doc__ or "").strip().split("\n")[0]
+    method.__doc__ = (
+        f"TokenUnlearn on {partner.__name__}: the forget answers {how}.\n\n"
+        f"Its uniform partner: {first}\n\n"
+        "Paper: TokenUnlearn (arXiv 2605.00364), eq. 4-10.\n"
+    )
+    return method
+
+
+def compose(training: Training, terms: tuple[Any, ...]) -> Method:
+    """Terms written in the recipe: each has an objective, a side of the data, and optionally a scale and a token weight.
+
+    ``{objective: {name: npo, beta: 0.2}, data: forget, scale: 1.0, weight: {name: attribution}}``. This is how a
+    registered objective or weight is used without writing a method for it.
+    """
+    from excise.recipe import component
+
+    if not terms:
+        raise InputError("method.terms is empty: give at least one {objective, data}")
+    built: list[Term] = []
+    for index, entry in enumerate(terms):
+        place = f"method.terms.{index}"
+        if not isinstance(entry, dict) or "objective" not in entry or "data" not in entry:
+            raise InputError(f"{place}: expected a mapping with 'objective' and 'data'")
+        refuse_unknown(entry, ["objective", "data", "scale", "weight"], place)
+        parts: dict[str, Any] = {**entry, "objective": component("objectives", entry["objective"], f"{place}.objective")}
+        if "weight" in entry:
+            parts["weight"] = component("weights", entry["weight"], f"{place}.weight")
+        if entry["data"] not in ("forget", "retain"):
+            raise InputError(f"{place}.data: expected forget or retain, got {entry['data']!r}")
+        built.append(Term(**parts))
+    return training.stages(*built)
+
+
+_alone: tuple[Callable[..., Method], ...] = (ga, graddiff, ga_kl, wga, npo, simnpo, dpo, undial, satimp, ceu, rmu, compose)
+_by_token: tuple[Callable[..., Method], ...] = (ga_kl, wga, npo, rmu)
+
+METHODS: dict[str, Callable[..., Method]] = {
+    function.__name__: function
+    for function in (
+        *_alone,
+        *(_token_level(partner, "hard") for partner in _by_token),
+        *(_token_level(partner, "soft") for partner in _by_token),
+    )
+}

@@ -1,0 +1,155 @@
+"""Objectives on the probability of the target token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from excise.objectives.check import at_least, positive
+from excise.tokens import at_least_float32
+from excise.view import View
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """Gradient ascent on the forget set: minimises mean_i w_i log p_i.
+
+    Paper: Jang et al. 2023, "Knowledge Unlearning for Mitigating Privacy Risks in Language Models", eq. 1
+        (arXiv 2210.01504).
+    """
+
+    def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        return view.model.mean(view.model.token_logp, weight)
+
+
+@dataclass(frozen=True)
+class NLL:
+    """Ordinary training: minimises the cross-entropy, mean_i w_i (-log p_i).
+
+    Paper: the retain term of GradDiff, Liu et al. 2022, "Continual Learning and Private Unlearning"
+        (arXiv 2203.12817).
+    """
+
+    def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        return -view.model.mean(view.model.token_logp, weight)
+
+
+@dataclass(frozen=True)
+class WGA:
+    """Weighted gradient ascent: mean_i w_i sg(p_i^beta) log p_i, so that tokens already forgotten stop counting.
+
+    Paper: Wang et al. 2025, "Rethinking LLM Unlearning Objectives: A Gradient Perspective and Go Beyond", eq. 8
+        (arXiv 2502.19301).
+    """
+
+    beta: float = 1.0
+    """Power of the probability; 0 is plain ascent. open-unlearning uses 1, the authors' code 5."""
+
+    def __post_init__(self) -> None:
+        at_least("wga.beta", self.beta, 0.0)
+
+    def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        logp = view.model.token_logp
+        confidence = (self.beta * logp.detach()).exp()
+        return view.model.mean(confidence * logp, weight)
+
+
+@dataclass(frozen=True)
+class SatImp:
+    """Saturation and importance: mean_i w_i sg(p_i^beta1 (1 - p_i)^beta2) log p_i.
+
+    Paper: Yang et al. 2025, "Exploring Criteria of Loss Reweighting to Enhance LLM Unlearning", eq. 9
+        (arXiv 2505.11953).
+    """
+
+    beta1: float = 5.0
+    """Power of p (saturation)."""
+    beta2: float = 1.0
+    """Power of 1 - p (importance)."""
+
+    def __post_init__(self) -> None:
+        at_least("satimp.beta1", self.beta1, 0.0)
+        at_least("satimp.beta2", self.beta2, 0.0)
+
+    def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        logp = view.model.token_logp
+        p = logp.detach().exp()
+        return view.model.mean(p**self.beta1 * (1 - p).clamp_min(0.0) ** self.beta2 * logp, weight)
+
+
+@dataclass(frozen=True)
+class UNDIAL:
+    """Self-distillation to the reference's own distribution with the target's logit lowered by ``beta``.
+
+    mean_i w_i CE(softmax(z_ref,i - beta onehot(y_i)), model_i), on scored tokens only.
+
+    Paper: Dong et al. 2025, "UNDIAL: Self-Distillation with Adjusted Logits for Robust Unlearning", eq. 4
+        (arXiv 2402.10052).
+
+    Differs: open-unlearning also counts padding and indexes the vocabulary with -100; scored tokens only here.
+    """
+
+    beta: float = 10.0
+    """How much the target's logit is lowered."""
+    reads_reference = ("logits",)
+
+    def __post_init__(self) -> None:
+        positive("undial.beta", self.beta)
+
+    def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        with torch.no_grad():
+            wanted = at_least_float32(view.reference.logits).clone()
+            wanted.scatter_add_(-1, view.model.target[:, None], torch.full_like(wanted[:, :1], -self.beta))
+            teacher = torch.softmax(wanted, dim=-1)
+        return view.model.mean(-(teacher * view.model.log_probs).sum(-1), weight)
+
+
+@dataclass(frozen=True)
+class CEU:
+    """Cross-entropy to the model's own distribution with the target's logit set to minus infinity.
+
+    The first ``skip`` scored tokens of each answer are left out.
+
+    Paper: Yang 2025, "CE-U: Cross Entropy Unlearning", eq. 3 (arXiv 2503.01224).
+    """
+
+    skip: int = 1
+    """Scored tokens at the start of each answer that are left out."""
+
+    def __post_init__(self) -> None:
+        at_least("ceu.skip", self.skip, 0)
+
+    def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        scored = view.model
+        position = torch.cat([torch.arange(len(part), device=scored.row.device) for part in scored.split(scored.row)])
+        counted = (position >= self.skip).to(weight.dtype)
+        with torch.no_grad():
+            wanted = at_least_float32(scored.logits).scatter(-1, scored.target[:, None], float("-inf"))
+            teacher = torch.softmax(wanted, dim=-1)
+        loss = -(teacher * scored.log_probs).sum(-1)
+        if scored.total_tokens is None or scored.total_rows is None:
+            total = float(counted.sum())
+        else:
+            total = scored.total_tokens - self.skip * scored.total_rows
+        return (loss * counted * weight).sum() / max(total, 1.0)
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Mean entropy of the predictions, in nats. ``sign`` -1 raises it (the model becomes unsure), +1 lowers it.
+
+    Paper: the entropy term of MAAT's repair phase (arXiv 2605.30514, section 3.3).
+    """
+
+    sign: int = -1
+    """-1: minimising this raises the entropy."""
+
+    def __post_init__(self) -> None:
+        if self.sign not in (-1, 1):
+            at_least("entropy.sign (-1 or 1)", float("-inf"), -1)
+
+    def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        return self.sign * view.model.mean(view.model.entropy, weight)

@@ -1,0 +1,315 @@
+"""The whole story: load, evaluate, unlearn, save, evaluate, report."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from filelock import FileLock, Timeout
+
+from excise import environment as surroundings
+from excise.attribute import attribute
+from excise.data.example import Benchmark
+from excise.errors import InputError
+from excise.evaluation.records import Records
+from excise.evaluation.score import Score
+from excise.evaluation.store import write_records
+from excise.evaluation.suites import Suite, evaluate, per_example
+from excise.files import cache_folder, explained, put_in_place, read_json, write_json, write_lines, write_text
+from excise.recipe import Recipe
+from excise.saving import save, update_card
+from excise.stages.checkpoint import Checkpoints, Loaded
+from excise.stages.state import Narrator, Silent, Stage, State
+from excise.stages.train import Train
+from excise.subject import ModelSpec, Subject, load
+from excise.tokens import resolve_precision
+from excise.weights import Attribution
+
+SCHEMA = 1
+SHOWN = 6
+"""Answers whose token scores are kept for the report."""
+
+
+def unlearn(recipe: Recipe, out: Path, *, resume: bool = False, overwrite: bool = False, narrator: Narrator | None = None) -> dict[str, Any]:
+    """Runs a recipe and leaves the run folder ``out`` behind; returns what stands in its result.json.
+
+    Everything is written into a work folder beside ``out``, which is renamed at the very end. A run that was interrupted
+    leaves the work folder, and ``resume`` goes on from its last checkpoint to the same bits.
+
+    Raises:
+        InputError: something that the recipe names cannot be used, or ``out`` exists.
+    """
+    out = Path(out)
+    narrator = narrator or Silent()
+    with work_folder(out, recipe.to_yaml(), resume=resume, overwrite=overwrite) as work:
+        result = _Run(recipe, work, narrator, resume).go()
+    return result
+
+
+class work_folder:
+    """The folder beside ``out`` in which a run works; renamed to ``out`` when the block ends well, kept when it does not."""
+
+    def __init__(self, out: Path, recipe: str, *, resume: bool, overwrite: bool) -> None:
+        self.out, self.recipe, self.resume, self.overwrite = out, recipe, resume, overwrite
+        self.work = out.parent / f".{out.name}.unfinished"
+
+    def __enter__(self) -> Path:
+        if self.out.exists() and not self.out.is_dir():
+            raise InputError(f"cannot write {self.out}: it is a file, and a folder was expected")
+        if self.out.is_dir() and any(self.out.iterdir()) and not self.overwrite:
+            raise InputError(f"{self.out} exists and is not empty: choose another place or pass --overwrite")
+        with explained(self.out):
+            self.work.mkdir(parents=True, exist_ok=True)
+        self.lock = FileLock(self.work / "lock")
+        try:
+            with explained(self.out):
+                self.lock.acquire(timeout=0)
+        except Timeout:
+            raise InputError(f"another process is working on {self.out}") from None
+        self._check_leftovers()
+        write_text(self.work / "recipe.yaml", self.recipe)
+        return self.work
+
+    def _check_leftovers(self) -> None:
+        """What an interrupted run left behind is continued, thrown away, or protected."""
+        recipe = self.work / "recipe.yaml"
+        if not recipe.exists():
+            return
+        if self.overwrite and not self.resume:
+            for path in self.work.iterdir():
+                if path.name != "lock":
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            return
+        if not self.resume:
+            self.lock.release()
+            raise InputError(f"an interrupted run lies in {self.work}: go on with --resume, or start anew with --overwrite")
+        if recipe.read_text(encoding="utf-8") != self.recipe:
+            self.lock.release()
+            raise InputError(f"the interrupted run in {self.work} has another recipe: give the same one to --resume, or start anew with --overwrite")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.lock.release()
+        if kind is None:
+            (self.work / "lock").unlink(missing_ok=True)
+            shutil.rmtree(self.work / "checkpoints", ignore_errors=True)
+            with explained(self.out):
+                put_in_place(self.work, self.out)
+        elif issubclass(kind, InputError) and not (self.work / "checkpoints").exists():
+            shutil.rmtree(self.work, ignore_errors=True)
+
+
+@dataclass
+class _Run:
+    recipe: Recipe
+    work: Path
+    narrator: Narrator
+    resume: bool
+    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.redact = self.recipe.privacy == "redact"
+        self.suite: Suite = self.recipe.suite()
+        self.precision = self.recipe.precision
+
+    def go(self) -> dict[str, Any]:
+        recipe, begun = self.recipe, time.time()
+        torch.manual_seed(recipe.seed)
+        benchmark: Benchmark = recipe.benchmark_loader()()
+        self.suite.sources(benchmark)
+        retrained = self._retrained(benchmark)
+        subject = load(recipe.model_spec())
+        precision = resolve_precision(self.precision, subject.device)
+        around = surroundings.environment(subject, benchmark, seed=recipe.seed, precision=precision, show_prompt=not self.redact)
+        write_json(self.work / "environment.json", around)
+        state = State(
+            subject=subject,
+            benchmark=benchmark,
+            seed=recipe.seed,
+            precision=precision,
+            folder=self.work,
+            narrator=self.narrator,
+            resume=self.resume,
+            evaluate=lambda s: self._scores(s, benchmark, retrained, quick=True),
+        )
+        if recipe.evaluation.before:
+            self._evaluate("before", subject, benchmark, retrained)
+        self._attribute(state)
+        run_stages(state, [stage for _, stages in recipe.methods() for stage in stages])
+        expanded = recipe.expanded()
+        provenance = {
+            "recipe": expanded,
+            "method": expanded["method"],
+            "data_fingerprint": around["data"]["fingerprint"],
+            "model_fingerprint_before": around["model"]["fingerprint"],
+            "versions": around["versions"],
+            "seed": recipe.seed,
+        }
+        save(subject, self.work / "model", provenance=provenance, merge=recipe.merge, overwrite=True)
+        after = self._evaluate("after", subject, benchmark, retrained)
+        update_card(self.work / "model", {name: s["value"] for name, s in after.items() if "@" not in name})
+        result = {
+            "schema": SCHEMA,
+            "excise": around["versions"]["excise"],
+            "recipe": expanded,
+            "environment": around,
+            "plan": state.plan,
+            "stages": state.records,
+            "seconds": round(time.time() - begun, 1),
+            "evaluations": self.evaluations,
+        }
+        write_json(self.work / "result.json", result)
+        from excise.report.html import write_report
+
+        write_report([self.work], self.work / "report.html")
+        return result
+
+    # --- evaluating ---------------------------------------------------------------------------------------------------
+
+    def _retrained(self, benchmark: Benchmark) -> Records | None:
+        """Records of the model that never saw the forget split; it is loaded, asked and freed before the other one."""
+        if self.recipe.evaluation.retrained is None:
+            return None
+        path = Path(self.recipe.evaluation.retrained)
+        inner = path / "model"
+        spec = cast(ModelSpec, self.recipe.model_spec())
+        twin = load(ModelSpec(path=str(inner if inner.is_dir() else path), template=spec.template, system=spec.system))
+        records = self._evaluate("retrained", twin, benchmark, None, itself=True)
+        del twin
+        gc.collect()
+        return cast(Records, self._records)
+
+    def _evaluate(self, phase: str, subject: Subject, benchmark: Benchmark, retrained: Records | None, itself: bool = False) -> dict[str, Any]:
+        self.narrator.say(PHASES[phase])
+        records, scores = self._collect(subject, benchmark, retrained, itself=itself)
+        self._records = records
+        values = {name: s.to_json() for name, s in scores.items()}
+        write_records(self.work, phase, records, redact=self.redact, scores=per_example(records, self.suite))
+        self.evaluations[phase] = {self.suite.name: values}
+        return values
+
+    def _scores(self, subject: Subject, benchmark: Benchmark, retrained: Records | None, quick: bool) -> Mapping[str, Score]:
+        return self._collect(subject, benchmark, retrained, cached=False)[1]
+
+    def _collect(
+        self, subject: Subject, benchmark: Benchmark, retrained: Records | None, *, itself: bool = False, cached: bool = True
+    ) -> tuple[Records, dict[str, Score]]:
+        from excise.evaluation.suites import score
+
+        settings = self.recipe.evaluation
+        records, scores = evaluate(
+            subject,
+            benchmark,
+            self.suite,
+            retrained=retrained,
+            precision=self.precision,
+            generate_batch=settings.batch,
+            limit=settings.limit,
+            cache=cache_folder() / "records" if cached and not self.redact else None,
+            progress=narrated(self.narrator),
+        )
+        return records, score(records, self.suite, records) if itself else scores
+
+    def _attribute(self, state: State) -> None:
+        """Token scores of a few forget answers, for the report. Nothing is kept where texts must not be."""
+        if self.redact:
+            return
+        attribution = attribution_of(self.recipe) or Attribution()
+        examples = _varied(state.benchmark)
+        try:
+            rows = attribute(state.subject, examples, attribution, state.precision)
+        except InputError as error:
+            if attribution_of(self.recipe) is not None:
+                raise
+            self.narrator.say(f"no token heat map in the report: {error}")
+            return
+        write_lines(self.work / "attribution.jsonl", rows)
+
+
+PHASES = {
+    "before": "Asking the model before unlearning.",
+    "after": "Asking the model after unlearning.",
+    "retrained": "Asking the twin, which never saw the forget split.",
+}
+
+
+def run_stages(state: State, stages: list[Stage]) -> None:
+    """Runs the stages of a method in order, going on from the last checkpoint where the state says so."""
+    assert state.folder is not None
+    checkpoints = Checkpoints(state.folder / "checkpoints")
+    saved = checkpoints.newest() if state.resume else None
+    done = saved.stage if saved is not None else 0
+    for stage in stages[done:]:
+        stage.prepare(state)
+    _catch_up(state, stages[:done], checkpoints.boundary(done))
+    for index, stage in enumerate(stages):
+        if index < done:
+            continue
+        state.stage_index = index
+        stage(state)
+        state.resume = False
+        every = {name: p for name, p in state.subject.model.named_parameters() if _changes(stages[: index + 1], state, name)}
+        checkpoints.write(index + 1, 0, every, notes={"records": state.records, "plan": state.plan})
+
+
+def _catch_up(state: State, finished: list[Stage], saved: Loaded | None) -> None:
+    """Repeats the changes of structure of the finished stages and puts their weights back."""
+    for stage in finished:
+        stage.structure(state)
+    if saved is not None:
+        saved.restore_weights(dict(state.subject.model.named_parameters()))
+        state.records, state.plan = list(saved.notes["records"]), list(saved.notes["plan"])
+
+
+def _changes(stages: list[Stage], state: State, name: str) -> bool:
+    """Whether any of the stages may have changed a parameter: unknown kinds of stages may have changed every one."""
+    for stage in stages:
+        if not isinstance(stage, Train) or name in stage.scope.names(state.subject):
+            return True
+    return False
+
+
+def narrated(narrator: Narrator) -> Callable[[str, int, int], None]:
+    """The evaluation's progress as a narrator's task."""
+    seen: dict[str, int] = {}
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what not in seen:
+            seen[what] = 0
+            narrator.begin(what, total)
+        narrator.advance(what, done - seen[what])
+        seen[what] = done
+        if done >= total:
+            narrator.end(what)
+            seen.pop(what)
+
+    return progress
+
+
+def attribution_of(recipe: Recipe) -> Attribution | None:
+    """The attribution that a recipe's method weights tokens by, if it does."""
+    stages = itertools.chain.from_iterable(stages for _, stages in recipe.methods())
+    weights = (term.weight for stage in stages if isinstance(stage, Train) for term in stage.terms)
+    return next((weight for weight in weights if isinstance(weight, Attribution)), None)
+
+
+def _varied(benchmark: Benchmark) -> list[Any]:
+    """A few forget examples with different labels and groups."""
+    chosen: list[Any] = []
+    seen: set[str] = set()
+    for example in benchmark.forget:
+        if example.label not in seen or not example.label:
+            chosen.append(example)
+            seen.add(example.label)
+    return (chosen + [e for e in benchmark.forget if e not in chosen])[:SHOWN]
+
+
+def finished_result(folder: Path) -> dict[str, Any]:
+    """result.json of a run folder."""
+    return cast("dict[str, Any]", read_json(folder / "result.json"))

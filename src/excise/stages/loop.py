@@ -1,0 +1,266 @@
+"""The steps of a training stage: gradients, update, log, guard, evaluation, checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from excise.data.encode import Encoded, encode
+from excise.errors import InputError
+from excise.evaluation.score import Score
+from excise.reference import key_of
+from excise.stages.checkpoint import Checkpoints, Loaded, Snapshot, truncate_log
+from excise.stages.optimise import float32_masters
+from excise.stages.session import Session
+from excise.subject import Subject, require_trainable_in_full
+
+
+def run_session(session: Session) -> None:
+    """Trains, and writes the stage's record into the state."""
+    state, stage = session.state, session.stage
+    if not state.subject.is_adapter:
+        require_trainable_in_full(state.subject)
+    begun = time.perf_counter()
+    checkpoints = Checkpoints(state.folder / "checkpoints") if state.folder is not None else None
+    saved = checkpoints.newest() if checkpoints is not None and state.resume else None
+    with stage.scope.trainable(state.subject) as parameters, float32_masters(list(parameters.values())):
+        loop = Loop(session, parameters, checkpoints)
+        if saved is not None and saved.stage == state.stage_index and saved.step > 0:
+            loop.restore(saved)
+        loop.run()
+        changed = sum(p.numel() for p in parameters.values())
+    state.records.append(
+        {
+            "name": stage.name,
+            "seconds": round(time.perf_counter() - begun, 3),
+            "steps": loop.step,
+            "tokens": session.tokens,
+            "peak_memory_mb": peak_memory_mb(state.subject.device),
+            "changed_parameters": changed if loop.step else 0,
+            "stopped": session.stopped,
+        }
+    )
+
+
+@dataclass
+class Loop:
+    """The steps of a session."""
+
+    session: Session
+    parameters: Mapping[str, nn.Parameter]
+    checkpoints: Checkpoints | None
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        stage, state = self.session.stage, self.session.state
+        self.trained = list(self.parameters.values())
+        self.accelerator = Accelerator(cpu=state.subject.device.type == "cpu")
+        self.settings = stage.optimiser.resolved(sum(p.numel() for p in state.subject.base.parameters()), state.subject.is_adapter)
+        if stage.optimiser.lr is None:
+            state.plan.append(f"{stage.name}: learning rate {self.settings.lr:g}, by the model's size")
+        self.optimiser = self.settings.build(self.trained)
+        folder = state.folder / "checkpoints" if state.folder is not None else None
+        self.good, self.best = Snapshot(folder, f"good-{state.stage_index}"), Snapshot(folder, f"best-{state.stage_index}")
+        self.good_step = 0
+        self.best_value: float | None = None
+        self.watched = self._watched_texts()
+        self.loss_before = float("nan")
+        self.broken_before = 0.0
+
+    def _watched_texts(self) -> list[Encoded]:
+        state, count = self.session.state, self.session.stage.guard.examples
+        rows = state.side("retain")[:count]
+        return [encode(state.subject.tokenizer, state.subject.template, e, max_length=self.session.stage.max_length) for e in rows]
+
+    def restore(self, saved: Loaded) -> None:
+        """Goes on from a checkpoint."""
+        saved.restore_weights(self.parameters)
+        saved.restore_training(self.optimiser)
+        self.step = saved.step
+        self.good_step = saved.notes["good_step"]
+        self.best_value = saved.notes["best_value"]
+        self.session.tokens = saved.notes["tokens"]
+        self.loss_before, self.broken_before = saved.notes["loss_before"], saved.notes["broken_before"]
+        for name, tensor in saved.kept().items():
+            index, row = map(int, name.split("."))
+            term = self.session.terms[index]
+            self.session.weighers[index].known[key_of(self.session.texts[term.data][row])] = tensor
+
+    def run(self) -> None:
+        session, stage, state = self.session, self.session.stage, self.session.state
+        subject, narrator = state.subject, state.narrator
+        resumed_at = self.step
+        if self.step == 0:
+            torch.manual_seed(state.seed)
+            self._first_look()
+        if state.folder is not None and state.resume:
+            truncate_log(state.folder / "train.jsonl", state.stage_index, self.step + 1)
+        if stage.checkpointing:
+            subject.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        subject.model.train()
+        narrator.begin(stage.name, session.steps)
+        if resumed_at:
+            narrator.advance(stage.name, resumed_at)
+        try:
+            while self.step < session.steps and not session.stopped:
+                self._one_step()
+        finally:
+            narrator.end(stage.name)
+            subject.model.eval()
+            if stage.checkpointing:
+                subject.base.gradient_checkpointing_disable()
+        if session.stopped:
+            self._put_back()
+        elif self.best.exists and stage.keep_best:
+            self.best.restore(self.parameters)
+
+    def _first_look(self) -> None:
+        guard, subject, precision = self.session.stage.guard, self.session.state.subject, self.session.state.precision
+        if guard.every and self.watched and self.session.steps:
+            self.loss_before = guard.loss(subject, self.watched, precision)
+            self.broken_before = guard.broken_share(subject, self.watched, precision)
+            self.good.keep(self.parameters)
+
+    def _one_step(self) -> None:
+        session, stage, state = self.session, self.session.stage, self.session.state
+        begun, tokens_before = time.perf_counter(), session.tokens
+        if self.step and self.step % session.per_epoch == 0:
+            for index, weigher in session.weighers.items():
+                if weigher.refresh == "epoch":
+                    session.remember_weights(session.terms[index], weigher)
+        rate = self.settings.rate(self.step, session.steps)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        losses: dict[str, float] = {}
+        for part in session.losses(session.draw(self.step), losses):
+            stage.gradients(part, self.trained, self.accelerator.backward)
+        norm = self._clip()
+        if not math.isfinite(norm) or not all(math.isfinite(v) for v in losses.values()):
+            session.stopped = f"step {self.step + 1}: the loss or its gradient is not a number"
+            return
+        probe = self._moving_probe() if self.step == 0 else None
+        self.optimiser.step()
+        if probe is not None and torch.equal(probe[0], probe[1].detach().flatten()[: len(probe[0])]) and norm > 0:
+            raise InputError(f"{stage.name}: no value moved in the first step: learning rate {rate:g} is too small for this number format")
+        self.optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        self._log(losses, norm, rate, session.tokens - tokens_before, time.perf_counter() - begun)
+        self._look_around()
+        if self.checkpoints and stage.checkpoint_every and self.step % stage.checkpoint_every == 0 and self.step < session.steps:
+            self._checkpoint(self.checkpoints)
+        state.narrator.advance(stage.name, 1, note=_note(losses))
+
+    def _clip(self) -> float:
+        """The norm of the whole gradient; clips it if the stage says so."""
+        with_gradient = [p for p in self.trained if p.grad is not None]
+        if not with_gradient:
+            raise InputError(
+                f"{self.session.stage.name}: no parameter in scope got a gradient, so nothing can be learned: "
+                "the scope lies behind the layer where the objective looks, or gradients are switched off"
+            )
+        limit = self.settings.clip
+        norm = self.accelerator.clip_grad_norm_(with_gradient, limit if limit is not None else float("inf"))
+        return float(norm)  # type: ignore[arg-type]
+
+    def _moving_probe(self) -> tuple[Tensor, nn.Parameter]:
+        """Some values of the parameter with the largest gradient, to see that they move."""
+        chosen = max((p for p in self.trained if p.grad is not None), key=lambda p: float(p.grad.abs().max()))  # type: ignore[union-attr]
+        return chosen.detach().flatten().clone(), chosen
+
+    def _look_around(self) -> None:
+        """Guard and evaluation, where they are due."""
+        stage, state = self.session.stage, self.session.state
+        guard = stage.guard
+        if self.watched and guard.every and (guard.due(self.step) or self.step == self.session.steps):
+            now = guard.loss(state.subject, self.watched, state.precision)
+            broken = guard.broken_share(state.subject, self.watched, state.precision)
+            complaint = guard.complaint(self.loss_before, now, self.broken_before, broken)
+            if complaint:
+                self.session.stopped = f"step {self.step}: {complaint}"
+                return
+            self.good.keep(self.parameters)
+            self.good_step = self.step
+        if stage.evaluate_every and self.step % stage.evaluate_every == 0 and state.evaluate is not None:
+            self._evaluate(state.evaluate)
+
+    def _evaluate(self, evaluate: Callable[[Subject], Mapping[str, Score]]) -> None:
+        state, wanted = self.session.state, self.session.stage.keep_best
+        state.subject.model.eval()
+        scores = evaluate(state.subject)
+        state.subject.model.train()
+        self._write_line({"scores": {name: s.value for name, s in scores.items()}})
+        if not wanted:
+            return
+        if wanted not in scores:
+            raise InputError(f"keep_best: there is no score {wanted!r} in this suite")
+        score_now = scores[wanted]
+        if score_now.value is None:
+            raise InputError(f"keep_best: {wanted} is unavailable ({score_now.unavailable})")
+        sign = 1.0 if score_now.better == "higher" else -1.0
+        if self.best_value is None or sign * score_now.value > sign * self.best_value:
+            self.best_value = score_now.value
+            self.best.keep(self.parameters)
+
+    def _checkpoint(self, checkpoints: Checkpoints) -> None:
+        session = self.session
+        kept: dict[str, Tensor] = {}
+        for index, weigher in session.weighers.items():
+            if weigher.refresh == "epoch":
+                for row, text in enumerate(session.texts[session.terms[index].data]):
+                    kept[f"{index}.{row}"] = weigher.known[key_of(text)]
+        notes = {
+            "good_step": self.good_step,
+            "best_value": self.best_value,
+            "tokens": session.tokens,
+            "loss_before": self.loss_before,
+            "broken_before": self.broken_before,
+        }
+        checkpoints.write(session.state.stage_index, self.step, self.parameters, self.optimiser, kept, notes)
+
+    def _put_back(self) -> None:
+        session = self.session
+        if self.good.exists:
+            self.good.restore(self.parameters)
+            session.stopped += f"; the state after step {self.good_step} was put back"
+        session.state.narrator.say(f"{session.stage.name} stopped at {session.stopped}")
+
+    def _log(self, losses: Mapping[str, float], norm: float, rate: float, tokens: int, seconds: float) -> None:
+        total = sum(term.scale * losses.get(term.name, 0.0) for term in self.session.terms)
+        self._write_line(
+            {
+                "loss": total,
+                "terms": dict(losses),
+                "gradient_norm": norm,
+                "learning_rate": rate,
+                "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
+                "memory_mb": peak_memory_mb(self.session.state.subject.device),
+            }
+        )
+
+    def _write_line(self, values: Mapping[str, Any]) -> None:
+        state = self.session.state
+        if state.folder is None:
+            return
+        row = {"stage": self.session.stage.name, "stage_index": state.stage_index, "step": self.step, **values}
+        with (state.folder / "train.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _note(losses: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Highest memory use so far, in MiB: of the device for CUDA, else of the process."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, 1)

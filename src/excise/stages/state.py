@@ -1,0 +1,93 @@
+"""What stages work on, and how they tell what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from excise.data.example import Benchmark, Example
+
+if TYPE_CHECKING:
+    from excise.evaluation.score import Score
+    from excise.subject import Subject
+
+
+class Narrator(Protocol):
+    """Receives what happens, for a progress display, a log file or nothing."""
+
+    def say(self, text: str) -> None:
+        """A line for the person who watches."""
+        ...
+
+    def begin(self, task: str, total: int) -> None:
+        """A task of ``total`` units starts."""
+        ...
+
+    def advance(self, task: str, done: int, note: str = "") -> None:
+        """``done`` more units of the task are finished."""
+        ...
+
+    def end(self, task: str) -> None: ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def say(self, text: str) -> None: ...
+
+    def begin(self, task: str, total: int) -> None: ...
+
+    def advance(self, task: str, done: int, note: str = "") -> None: ...
+
+    def end(self, task: str) -> None: ...
+
+
+@dataclass
+class State:
+    """The model on its way through the stages of a method."""
+
+    subject: Subject
+    benchmark: Benchmark
+    examples: Mapping[Literal["forget", "retain"], tuple[Example, ...]] | None = None
+    """What is trained on; None: the benchmark's forget and retain splits."""
+    seed: int = 0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    folder: Path | None = None
+    """Work folder for checkpoints and train.jsonl; None keeps everything in memory."""
+    narrator: Narrator = field(default_factory=Silent)
+    evaluate: Callable[[Subject], Mapping[str, Score]] | None = None
+    """Scores the model in passing; what a training stage calls every k steps."""
+    max_tokens: int = 2048
+    """Tokens per forward pass where no gradient is kept."""
+    stage_index: int = 0
+    resume: bool = False
+    prepared: dict[int, object] = field(default_factory=dict)
+    """What stages computed in ``prepare``, by the identity of the stage."""
+    records: list[dict[str, Any]] = field(default_factory=list)
+    """One entry per finished stage, for result.json."""
+    plan: list[str] = field(default_factory=list)
+    """What was resolved on the way (layers, coefficients), in plain words."""
+
+
+    def side(self, name: Literal["forget", "retain"]) -> tuple[Example, ...]:
+        """The examples of one side of the training data."""
+        if self.examples is not None:
+            return self.examples[name]
+        return self.benchmark.forget if name == "forget" else self.benchmark.retain
+
+
+@runtime_checkable
+class Stage(Protocol):
+    """One step of a method. It changes ``state.subject`` in place."""
+
+    def prepare(self, state: State) -> None:
+        """Called for every stage before the first one starts, while the model is still what it was."""
+        ...
+
+    def structure(self, state: State) -> None:
+        """Makes the stage's changes to the model's structure only (an adapter, an untied head), for a resumed run."""
+        ...
+
+    def __call__(self, state: State) -> None: ...

@@ -1,0 +1,119 @@
+"""The one training stage of excise: what it trains, on what, how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from excise.data.batches import Batches, Paired
+from excise.errors import InputError
+from excise.objectives.check import at_least
+from excise.scope import Scope
+from excise.stages.gradients import Gradients, Sum
+from excise.stages.guard import Guard
+from excise.stages.loop import run_session
+from excise.stages.optimise import Optimiser
+from excise.stages.session import Session
+from excise.stages.state import State
+from excise.view import Objective, Weight
+from excise.weights.uniform import Uniform
+
+Side = Literal["forget", "retain"]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand of the loss: an objective on one side of the data, with a weight on its tokens."""
+
+    objective: Objective
+    data: Side
+    scale: float = 1.0
+    weight: Weight = field(default_factory=Uniform)
+
+    @property
+    def name(self) -> str:
+        """forget.npo, retain.kl, ..."""
+        return f"{self.data}.{type(self.objective).__name__.lower()}"
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Decoder layers whose hidden states the objective looks at."""
+        return getattr(self.objective, "layers", ())
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the objective looks at logits; where none does, the forward pass stops early."""
+        return getattr(self.objective, "needs_logits", True)
+
+    @property
+    def all_positions(self) -> bool:
+        """Whether the objective counts the prompt's tokens too."""
+        return getattr(self.objective, "positions", "scored") == "all"
+
+    @property
+    def reads_reference(self) -> tuple[str, ...]:
+        """What the objective asks of the reference: any of logp, logits, hidden."""
+        return getattr(self.objective, "reads_reference", ())
+
+    @property
+    def needs_alternative(self) -> bool:
+        """Whether the objective compares with another answer."""
+        return getattr(self.objective, "needs_alternative", False)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Minimises the sum of its terms.
+
+    Losses are normalised by the scored tokens (or examples) of the whole optimiser step, so that one big batch and
+    several accumulated small ones give the same update.
+    """
+
+    terms: tuple[Term, ...]
+    scope: Scope = field(default_factory=Scope)
+    gradients: Gradients = field(default_factory=Sum)
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    batches: Batches = field(default_factory=Paired)
+    epochs: float = 5.0
+    steps: int | None = None
+    """Optimiser steps; takes precedence over ``epochs``."""
+    accumulate: int = 1
+    """Parts into which one optimiser step is divided, to save memory."""
+    checkpointing: bool = False
+    """Compute activations again in the backward pass, to save memory."""
+    reference: Literal["run", "stage"] = "run"
+    """run: the model before the whole run; stage: the model before this stage."""
+    guard: Guard = field(default_factory=Guard)
+    evaluate_every: int = 0
+    """Score the model every so many steps; 0 never."""
+    keep_best: str = ""
+    """Name of the score by which the best of these states is kept at the end; empty keeps the last state."""
+    checkpoint_every: int = 50
+    """Steps between two checkpoints (where the run has a folder); 0 only at the end of the stage."""
+    max_length: int | None = None
+    """Longest text in tokens: an error for questions, a cut for plain text."""
+    name: str = "train"
+
+    def __post_init__(self) -> None:
+        at_least("accumulate", self.accumulate, 1)
+        at_least("epochs", self.epochs, 0)
+        if not self.terms:
+            raise InputError("a training stage needs at least one term")
+        if self.keep_best and not self.evaluate_every:
+            raise InputError("keep_best needs evaluate_every: how often to look")
+        for term in self.terms:
+            if term.all_positions and not isinstance(term.weight, Uniform):
+                raise InputError(f"{term.name}: positions = all cannot be combined with token weights, which exist for answers only")
+
+    def prepare(self, state: State) -> None:
+        self.scope.layers_of(state.subject.depth)
+        if self.reference == "run":
+            state.prepared[id(self)] = Session.build(self, state)
+
+    def structure(self, state: State) -> None:
+        """Training changes no structure."""
+
+    def __call__(self, state: State) -> None:
+        session = state.prepared.pop(id(self), None) or Session.build(self, state)
+        assert isinstance(session, Session)
+        run_session(session)

@@ -1,0 +1,332 @@
+"""The only file that aligns predictions with targets.
+
+Everything else sees :class:`Scored`: one entry per scored token, concatenated over the batch, with the example
+that it belongs to. No objective, weight or metric ever meets a label shift, an ignore index or a padding column.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from excise.data.encode import Encoded
+from excise.errors import InputError
+from excise.hidden import capture
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from excise.subject import Subject
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Predictions for the scored tokens of a batch; position i of every field is the same token."""
+
+    target: Int[Tensor, " n"]
+    """Token ids that should have been predicted."""
+    row: Int[Tensor, " n"]
+    """Which example of the batch the token belongs to, ascending."""
+    rows: int
+    """Number of examples in the batch."""
+    compute_logits: Callable[[], Tensor]
+    """Gives the logits [n, vocab]; called at most once, and only if somebody looks."""
+    hidden: Mapping[int, Float[Tensor, "n width"]] = field(default_factory=dict)
+    """Output of decoder layer l (0-based) at the scored tokens themselves, for the layers that were asked for."""
+    known_logp: Float[Tensor, " n"] | None = None
+    """Log-probabilities of the targets where they are known already (a memoised reference)."""
+    total_tokens: float | None = None
+    """Scored tokens of the global batch (over accumulation and ranks) that this one is a part of."""
+    total_rows: float | None = None
+    """Examples of the global batch that this one is a part of."""
+
+    @staticmethod
+    def of(logits: Float[Tensor, "n vocab"], target: Int[Tensor, " n"], row: Int[Tensor, " n"], rows: int) -> Scored:
+        """From logits that exist already (tests, plug-ins)."""
+        return Scored(target=target, row=row, rows=rows, compute_logits=lambda: logits)
+
+    @cached_property
+    def logits(self) -> Float[Tensor, "n vocab"]:
+        """Logits of the scored tokens, [n, vocab], in the precision of the model."""
+        return self.compute_logits()
+
+    @cached_property
+    def log_probs(self) -> Float[Tensor, "n vocab"]:
+        """Log-probabilities over the whole vocabulary, float32 or better."""
+        return torch.log_softmax(at_least_float32(self.logits), dim=-1)
+
+    @cached_property
+    def token_logp(self) -> Float[Tensor, " n"]:
+        """log p(target), in nats, float32 or better."""
+        if self.known_logp is not None:
+            return self.known_logp
+        logits = at_least_float32(self.logits)
+        picked = logits.gather(-1, self.target[:, None])[:, 0]
+        return picked - torch.logsumexp(logits, dim=-1)
+
+    @cached_property
+    def entropy(self) -> Float[Tensor, " n"]:
+        """Entropy of the prediction, in nats, float32 or better."""
+        return torch.special.entr(self.log_probs.exp()).sum(-1)
+
+    @cached_property
+    def length(self) -> Float[Tensor, " rows"]:
+        """Scored tokens of each example."""
+        ones = torch.ones_like(self.row, dtype=torch.float32)
+        return self.per_row(ones)
+
+    def per_row(self, per_token: Float[Tensor, " n"]) -> Float[Tensor, " rows"]:
+        """Sum over the tokens of each example."""
+        return per_token.new_zeros(self.rows).index_add(0, self.row, per_token)
+
+    def mean(self, per_token: Float[Tensor, " n"], weight: Float[Tensor, " n"] | None = None) -> Float[Tensor, ""]:
+        """Weighted sum over scored tokens divided by the scored tokens of the global batch."""
+        total = self.total_tokens if self.total_tokens is not None else float(len(per_token))
+        values = per_token if weight is None else per_token * weight
+        return values.sum() / total
+
+    def mean_rows(self, per_row: Float[Tensor, " rows"]) -> Float[Tensor, ""]:
+        """Sum over examples divided by the examples of the global batch."""
+        total = self.total_rows if self.total_rows is not None else float(self.rows)
+        return per_row.sum() / total
+
+    def split(self, per_token: Float[Tensor, " n"] | Bool[Tensor, " n"] | Int[Tensor, " n"]) -> list[Tensor]:
+        """One tensor per example."""
+        return list(torch.split(per_token, [int(n) for n in self.length.tolist()]))
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """bf16 and fp16 become float32; float32 and float64 stay."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Encoded texts as tensors, either packed into one row or padded on the right."""
+
+    ids: Int[Tensor, "lines length"]
+    positions: Int[Tensor, "lines length"]
+    mask: Int[Tensor, "lines length"] | None
+    """None: packed (the model derives the block-diagonal mask from the positions)."""
+    before: Int[Tensor, " n"]
+    """Flat index of the position that predicts each scored token."""
+    here: Int[Tensor, " n"]
+    """Flat index of each scored token itself."""
+    target: Int[Tensor, " n"]
+    row: Int[Tensor, " n"]
+    rows: int
+
+    def to(self, device: torch.device) -> Batch:
+        if self.ids.device == device:
+            return self
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return Batch(**{**vars(self), **moved})
+
+
+def collate(
+    texts: Sequence[Encoded],
+    layout: Literal["packed", "padded"] = "packed",
+    hide: Sequence[Sequence[int]] | None = None,
+    replace: int | None = None,
+) -> Batch:
+    """Puts encoded texts into one batch.
+
+    Args:
+        texts: at least one.
+        layout: ``packed`` joins all into one row; ``padded`` gives each its own, padded on the right.
+        hide: for each text, indices of tokens that no token may attend to (positions stay). Needs ``padded``,
+            unless ``replace`` is given. The first token of a text is never hidden: it is the attention sink, and
+            a token with nothing to attend to has no defined output.
+        replace: put this token in place of the hidden ones instead of masking them.
+    """
+    ids = [list(text.ids) for text in texts]
+    if hide is not None and replace is not None:
+        for tokens, hidden in zip(ids, hide, strict=True):
+            for i in hidden:
+                tokens[i] = replace if i > 0 else tokens[i]
+        hide = None
+    if hide is not None and layout == "packed":
+        raise ValueError("hiding tokens by attention needs the padded layout")
+    lengths = [len(text) for text in texts]
+    starts = [text.start for text in texts]
+    if layout == "packed":
+        offsets = [sum(lengths[:i]) for i in range(len(texts))]
+        grid = torch.tensor([[i for tokens in ids for i in tokens]])
+        positions = torch.cat([torch.arange(n) for n in lengths])[None]
+        mask = None
+    else:
+        width = max(lengths)
+        offsets = [i * width for i in range(len(texts))]
+        grid = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in ids])
+        positions = torch.arange(width).expand(len(texts), width).contiguous()
+        mask = torch.tensor([[1] * n + [0] * (width - n) for n in lengths])
+        for line, hidden in enumerate(hide or ()):
+            for i in hidden:
+                mask[line, i] = 0 if i > 0 else 1
+    here = torch.cat([torch.arange(o + s, o + n) for o, s, n in zip(offsets, starts, lengths, strict=True)])
+    target = torch.tensor([i for text in texts for i in text.ids[text.start :]])
+    row = torch.cat([torch.full((n - s,), i) for i, (s, n) in enumerate(zip(starts, lengths, strict=True))])
+    return Batch(grid, positions, mask, here - 1, here, target, row, len(texts))
+
+
+def score(
+    subject: Subject,
+    batch: Batch,
+    *,
+    layers: Sequence[int] = (),
+    logits: bool = True,
+    total_tokens: float | None = None,
+    total_rows: float | None = None,
+) -> Scored:
+    """Runs the model on a batch and keeps what concerns the scored tokens.
+
+    Args:
+        layers: decoder layers (0-based) whose output at the scored tokens is wanted.
+        logits: False stops the forward pass after the last of ``layers``; looking at the logits is an error then.
+
+    Returns:
+        Scored, with gradient where the caller has gradients enabled. Logits are computed from the final hidden
+        states of the scored tokens only, and only if looked at.
+    """
+    batch = batch.to(subject.device)
+    with capture(subject.layers, layers, stop=not logits) as captured:
+        final = captured.run(
+            lambda: subject.decoder(
+                input_ids=batch.ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False
+            ).last_hidden_state
+        )
+    hidden = {layer: output.flatten(0, 1)[batch.here] for layer, output in captured.outputs.items()}
+    if final is None:
+        compute: Callable[[], Tensor] = _no_logits
+    else:
+        features = final.flatten(0, 1)[batch.before]
+        compute = _Logits(subject.base, features)
+    return Scored(batch.target, batch.row, batch.rows, compute, hidden, None, total_tokens, total_rows)
+
+
+def _no_logits() -> Tensor:
+    raise RuntimeError("the forward pass was stopped before the output head: ask for logits=True")
+
+
+@dataclass
+class _Logits:
+    """The output head, waiting for somebody to look. ``features`` are the final hidden states [n, width]."""
+
+    base: PreTrainedModel
+    features: Tensor
+
+    def __call__(self) -> Tensor:
+        return output_head(self.base, self.features)
+
+
+def features_of(scored: Scored) -> Tensor:
+    """The final hidden states [n, width] that the logits of ``scored`` are computed from."""
+    assert isinstance(scored.compute_logits, _Logits), "only a scored forward pass has features"
+    return scored.compute_logits.features
+
+
+def output_head(base: PreTrainedModel, features: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Logits from final hidden states: the head with its bias, then what the architecture does to logits.
+
+    Args:
+        weight: take this matrix [vocab, width] in place of the head's own (the head as it was).
+    """
+    head = cast(nn.Linear, base.get_output_embeddings())
+    logits = head(features) if weight is None else nn.functional.linear(features, weight.to(features.dtype), head.bias)
+    config = base.config.get_text_config()
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap:  # Gemma 2
+        logits = torch.tanh(logits / cap) * cap
+    if scale := getattr(config, "logit_scale", None):  # Cohere
+        logits = logits * scale
+    if scaling := getattr(config, "logits_scaling", None):  # Granite
+        logits = logits / scaling
+    return logits
+
+
+# --- which layout is right for a model ------------------------------------------------------------------------------
+
+_layouts: weakref.WeakKeyDictionary[nn.Module, Literal["packed", "padded"]] = weakref.WeakKeyDictionary()
+
+
+def layout_of(subject: Subject) -> Literal["packed", "padded"]:
+    """``packed`` where a packed row gives the same predictions as single rows, else ``padded``. Tried once per model.
+
+    The same probe makes sure that our output head is the model's own, and refuses a model where it is not.
+    """
+    base = subject.base
+    if base not in _layouts:
+        _layouts[base] = _probe_layout(subject)
+    return _layouts[base]
+
+
+@torch.no_grad()
+def _probe_layout(subject: Subject) -> Literal["packed", "padded"]:
+    size = min(subject.base.config.get_text_config().vocab_size, 200)
+    probe = [
+        Encoded(id=str(n), ids=tuple((7 * n + 3 * i) % size for i in range(n)), start=1, chars=(), text="", question=(0, 0), answer=(0, 0))
+        for n in (11, 6, 13)
+    ]
+    was_training = subject.model.training
+    subject.model.eval()
+    try:
+        single = torch.cat([score(subject, collate([text], "padded")).logits for text in probe])
+        own: list[Any] = [subject.base(input_ids=torch.tensor([text.ids], device=subject.device), use_cache=False).logits[0, :-1] for text in probe]
+        scale = float(single.abs().max()) or 1.0
+        tolerance = (1e-4 if single.dtype in (torch.float32, torch.float64) else 5e-2) * scale
+        if (torch.cat(own) - single).abs().max() > tolerance:
+            raise InputError(
+                f"{subject.source}: this architecture ({type(subject.base).__name__}) treats its output logits in a way that "
+                "excise does not know, so its probabilities would be wrong; please report it"
+            )
+        packed = score(subject, collate(probe, "packed")).logits
+        return "packed" if (packed - single).abs().max() <= tolerance else "padded"
+    finally:
+        subject.model.train(was_training)
+
+
+# --- numerical precision --------------------------------------------------------------------------------------------
+
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+def resolve_precision(precision: Precision, device: torch.device) -> Literal["float32", "bfloat16"]:
+    """``auto``: bfloat16 matrix products where the processor has them in hardware (AMX, AVX512-BF16, CUDA), else float32."""
+    if precision != "auto":
+        return precision
+    if device.type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    if device.type == "cpu":
+        fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+        return "bfloat16" if fast else "float32"
+    return "float32"
+
+
+def autocast(precision: Literal["float32", "bfloat16"], device: torch.device) -> Any:
+    """The context in which forward passes run: bf16 matrix products over float32 weights, or nothing."""
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def buckets(texts: Sequence[Encoded], max_tokens: int) -> list[list[int]]:
+    """Groups texts of similar length so that each group, padded or packed, holds at most ``max_tokens`` tokens.
+
+    Returns lists of indices into ``texts``; a longer text stands alone.
+    """
+    order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
+    groups: list[list[int]] = []
+    for i in order:
+        if groups and (len(groups[-1]) + 1) * len(texts[groups[-1][0]]) <= max_tokens:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups

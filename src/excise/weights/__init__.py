@@ -1,0 +1,8 @@
+"""Which tokens count, and how much: mean 1 over each sequence."""
+
+from excise.weights.attribution import Attribution
+from excise.weights.uniform import Uniform
+
+WEIGHTS: dict[str, type] = {"uniform": Uniform, "attribution": Attribution}
+
+__all__ = ["WEIGHTS", "Attribution", "Uniform"]

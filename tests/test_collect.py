@@ -1,0 +1,355 @@
+"""One pass per split: what a record holds is what the model says about single, unpadded texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import KINDS, Kind, adapted, tiny
+from excise.data.encode import Template, encode, encode_prompt
+from excise.data.example import Benchmark, Example
+from excise.errors import InputError
+from excise.evaluation import collect as module
+from excise.evaluation import generate as generation
+from excise.evaluation.collect import Plan, collect, read_records, write_records
+from excise.evaluation.generate import generate, left_padded, stop_ids
+from excise.evaluation.records import Record, Records, TextScore
+from excise.subject import Subject, load
+
+EVERYTHING = Plan(paraphrase=True, false=True, options=True, generation=True, max_new_tokens=6)
+
+FORGET = (
+    Example(
+        id="f0",
+        prompt="Where was the painter born?",
+        answer="The painter was born in Marrow.",
+        span="Marrow",
+        paraphrased_answer="Marrow is where the painter was born.",
+        false_answers=("Elm Lake is where the painter was born.", "The forest is."),
+        options=("Marrow", "Elm Lake"),
+        gold=0,
+        label="where",
+        group="painter",
+    ),
+    Example(id="f1", prompt="Who wrote the book?", answer="  Anna Brandt, in 1931. ", span="Anna Brandt"),
+)
+RETAIN = (
+    Example(id="r0", prompt="Why was the lighthouse opened, and when?", answer="It opened in 1887 because ships were lost.", span="ships were lost"),
+    Example(id="r1", prompt="", answer="A grey fox lives in the forest near Elm Lake.", span="Elm Lake"),
+)
+
+
+def benchmark(**more: tuple[Example, ...]) -> Benchmark:
+    return Benchmark("tiny", {"forget": FORGET, "retain": RETAIN, **more})
+
+
+def run(subject: Subject, plans: dict[str, Plan] | None = None, **options: Any) -> Records:
+    return collect(subject, benchmark(), plans or {"forget": EVERYTHING, "retain": EVERYTHING}, **{"precision": "float32", **options})
+
+
+def alone(subject: Subject, example: Example, answer: str) -> TextScore:
+    """The model's own forward pass over one text, in float64 from its logits on."""
+    text = encode(subject.tokenizer, subject.template, example, answer=answer)
+    with torch.no_grad():
+        logits = subject.model(input_ids=torch.tensor([text.ids]), use_cache=False).logits[0, text.start - 1 : -1].double()
+    target = torch.tensor(text.ids[text.start :])
+    logp = torch.log_softmax(logits, -1).gather(-1, target[:, None])[:, 0]
+    return TextScore(answer, tuple(logp.tolist()), tuple((logits.argmax(-1) == target).tolist()), bool(example.prompt))
+
+
+def same(found: TextScore | None, expected: TextScore) -> None:
+    assert found is not None
+    assert found.text == expected.text
+    assert found.logp == pytest.approx(expected.logp, abs=1e-5)
+    assert found.hits == expected.hits
+    assert found.ended == expected.ended
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_those_of_single_texts(kind: Kind) -> None:
+    subject = tiny(kind)
+    for split, examples in (("forget", FORGET), ("retain", RETAIN)):
+        for example, found in zip(examples, run(subject)[split], strict=True):
+            assert (found.id, found.prompt, found.answer, found.label, found.group) == (
+                *(example.id, example.prompt, example.answer),
+                *(example.label, example.group),
+            )
+            same(found.true, alone(subject, example, example.answer))
+            for score, text in zip(found.false, example.false_answers, strict=True):
+                same(score, alone(subject, example, text))
+            for score, text in zip(found.options, example.options, strict=True):
+                same(score, alone(subject, example, text))
+            if example.paraphrased_answer:
+                same(found.paraphrase, alone(subject, example, example.paraphrased_answer))
+            else:
+                assert found.paraphrase is None
+
+
+def test_adapters_count() -> None:
+    plain = run(tiny("llama"))["forget"][0].true
+    subject = adapted(tiny("llama"))
+    found = run(subject)["forget"][0]
+    same(found.true, alone(subject, FORGET[0], FORGET[0].answer))
+    assert plain is not None
+    assert found.true is not None
+    assert found.true.logp != plain.logp
+
+
+def test_batch_size_changes_nothing(tiny_llama: Subject) -> None:
+    for one, other in zip(run(tiny_llama, max_tokens=1, generate_batch=1)["forget"], run(tiny_llama)["forget"], strict=True):
+        assert one.true is not None
+        same(other.true, one.true)
+        assert one.generation == other.generation
+
+
+def test_span_tokens_are_those_of_the_span(tiny_llama: Subject) -> None:
+    for split, examples in (("forget", FORGET), ("retain", RETAIN)):
+        for example, found in zip(examples, run(tiny_llama)[split], strict=True):
+            text = encode(tiny_llama.tokenizer, tiny_llama.template, example)
+            ids = [text.ids[text.start + i] for i in found.span_tokens]
+            assert example.span in str(tiny_llama.tokenizer.decode(ids))
+            assert list(found.span_tokens) == list(range(found.span_tokens[0], found.span_tokens[-1] + 1))
+            assert len(ids) < len(text.ids) - text.start
+
+
+def test_a_plan_asks_for_parts(tiny_llama: Subject) -> None:
+    found = run(tiny_llama, {"forget": Plan(true=False, false=True)})["forget"][0]
+    assert found.true is None
+    assert found.paraphrase is None
+    assert found.options == ()
+    assert found.generation is None
+    assert found.span_tokens == ()
+    assert len(found.false) == 2
+
+
+def test_plain_text_is_scored_from_its_second_token_and_generates_nothing(tiny_llama: Subject) -> None:
+    found = run(tiny_llama)["retain"][1]
+    assert found.true is not None
+    assert not found.true.ended
+    assert len(found.true.logp) == len(tiny_llama.tokenizer(RETAIN[1].answer)["input_ids"]) - 1
+    assert found.generation is None
+
+
+# Each text once -------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_in_two_splits_runs_once(tiny_llama: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    prompts: list[int] = []
+    score_texts, greedy = module._text_scores, module.generate
+
+    def counted(subject: Subject, encoded: Any, precision: Any) -> Any:
+        texts.extend(text.text for text in encoded)
+        return score_texts(subject, encoded, precision)
+
+    def counted_generate(subject: Subject, ids: Any, *args: Any, **options: Any) -> list[str]:
+        prompts.append(len(ids))
+        return greedy(subject, ids, *args, **options)
+
+    monkeypatch.setattr(module, "_text_scores", counted)
+    monkeypatch.setattr(module, "generate", counted_generate)
+    again = (dataclasses.replace(FORGET[0], id="n0", false_answers=(FORGET[0].paraphrased_answer, "Marrow")),)
+    records = collect(tiny_llama, benchmark(near=again), {"forget": EVERYTHING, "near": EVERYTHING}, precision="float32")
+    assert len(texts) == len(set(texts)) == 1 + 1 + 2 + 2 + 1
+    assert prompts == [2, 0]
+    assert records["near"][0].id == "n0"
+    assert records["near"][0].true == records["forget"][0].true
+    assert records["near"][0].false[1] == records["forget"][0].options[0]
+    assert records["near"][0].generation == records["forget"][0].generation
+
+
+def test_limit_takes_the_first(tiny_llama: Subject) -> None:
+    records = run(tiny_llama, limit=1)
+    assert [[r.id for r in rows] for rows in records.values()] == [["f0"], ["r0"]]
+    with pytest.raises(InputError, match="limit is 0"):
+        run(tiny_llama, limit=0)
+
+
+def test_an_unknown_split_is_named(tiny_llama: Subject) -> None:
+    with pytest.raises(InputError, match=r"no split 'forgot': did you mean 'forget'"):
+        run(tiny_llama, {"forgot": Plan()})
+
+
+def test_progress_ends_at_the_total(tiny_llama: Subject) -> None:
+    seen: list[tuple[str, int, int]] = []
+    run(tiny_llama, {"forget": EVERYTHING}, progress=lambda *step: seen.append(step), max_tokens=64, generate_batch=1)
+    last = {what: (done, total) for what, done, total in seen}
+    assert last == {"forget: scoring": (7, 7), "forget: answering": (2, 2)}
+
+
+# The model is left as it was, and must be sane ------------------------------------------------------------------------
+
+
+def test_every_module_is_put_back_into_its_mode(tiny_llama: Subject) -> None:
+    tiny_llama.model.train()
+    tiny_llama.layers[0].eval()
+    before = [m.training for m in tiny_llama.model.modules()]
+    settings = tiny_llama.base.generation_config
+    run(tiny_llama)
+    assert [m.training for m in tiny_llama.model.modules()] == before
+    assert tiny_llama.base.generation_config is settings
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(true=False, generation=True)])
+def test_a_model_that_predicts_nan_is_refused(tiny_llama: Subject, plan: Plan) -> None:
+    tiny_llama.layers[0].mlp.down_proj.weight.data.fill_(torch.inf)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    with pytest.raises(InputError, match=r"NaN or infinity \(split 'forget', example 'f\d'\)"):
+        run(tiny_llama, {"forget": plan})
+
+
+def test_bfloat16_is_close_to_float32(tiny_llama: Subject) -> None:
+    exact, rough = run(tiny_llama)["forget"][0].true, run(tiny_llama, precision="bfloat16")["forget"][0].true
+    assert exact is not None
+    assert rough is not None
+    assert rough.logp == pytest.approx(exact.logp, abs=0.2)
+    assert rough.logp != exact.logp
+
+
+# Generation -----------------------------------------------------------------------------------------------------------
+
+
+def greedy_loop(subject: Subject, ids: list[int], steps: int) -> list[int]:
+    """Greedy decoding without cache, padding or generate."""
+    new: list[int] = []
+    while len(new) < steps:
+        with torch.no_grad():
+            following = int(subject.model(input_ids=torch.tensor([ids + new]), use_cache=False).logits[0, -1].argmax())
+        if following in stop_ids(subject):
+            break
+        new.append(following)
+    return new
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batched_generation_is_single_row_generation(kind: Kind) -> None:
+    subject = tiny(kind, seed=3)
+    prompts = [
+        encode_prompt(subject.tokenizer, subject.template, q)
+        for q in ("Who?", "Where was the painter born?", "When did the lighthouse open, and why?")
+    ]
+    expected = [str(subject.tokenizer.decode(greedy_loop(subject, ids, 8), skip_special_tokens=True)) for ids in prompts]
+    assert generate(subject, prompts, 8) == expected
+    assert generate(subject, prompts, 8, batch=2) == expected
+
+
+def test_generation_ends_at_a_stop_token(tiny_llama: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = encode_prompt(tiny_llama.tokenizer, tiny_llama.template, "Who?")
+    whole = greedy_loop(tiny_llama, ids, 8)
+    stop = next(token for token in whole[1:] if token != whole[0])
+    monkeypatch.setattr(generation, "stop_ids", lambda subject: (stop,))
+    assert generate(tiny_llama, [ids], 8) == [tiny_llama.tokenizer.decode(whole[: whole.index(stop)], skip_special_tokens=True)]
+
+
+def test_stop_tokens_come_from_template_tokenizer_and_model(tiny_llama: Subject) -> None:
+    assert tiny_llama.base.generation_config is not None
+    tiny_llama.base.generation_config.eos_token_id = [7, 9]
+    assert stop_ids(tiny_llama) == (2, 7, 9)
+    tiny_llama.base.generation_config.eos_token_id = None
+    assert stop_ids(tiny_llama) == (2,)
+
+
+def test_settings_that_a_hub_model_ships_do_not_leak_into_greedy_decoding(tiny_llama: Subject) -> None:
+    ids = [encode_prompt(tiny_llama.tokenizer, tiny_llama.template, "Who?")]
+    expected = generate(tiny_llama, ids, 12)
+    settings = tiny_llama.base.generation_config
+    assert settings is not None
+    settings.repetition_penalty, settings.no_repeat_ngram_size, settings.temperature, settings.top_k = 5.0, 1, 0.7, 20
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert generate(tiny_llama, ids, 12) == expected
+    assert tiny_llama.base.generation_config is settings
+    assert settings.repetition_penalty == 5.0
+
+
+def test_padding_is_masked_by_length_and_not_by_token() -> None:
+    ids, mask = left_padded([[5, 2, 6], [2]], pad=2)
+    assert ids.tolist() == [[5, 2, 6], [2, 2, 2]]
+    assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
+@pytest.mark.slow
+def test_batched_generation_is_single_row_generation_on_a_real_model(smollm2_folder: Path) -> None:
+    subject = load(smollm2_folder)
+    questions = ("What is the capital of France?", "Hi!", "Name three rivers of Europe, please, and the cities they flow through.", "What is 2 + 2?")
+    prompts = [encode_prompt(subject.tokenizer, subject.template, question) for question in questions]
+    assert generate(subject, prompts, 24) == [generate(subject, [prompt], 24)[0] for prompt in prompts]
+
+
+# On disk --------------------------------------------------------------------------------------------------------------
+
+
+def test_records_survive_the_disk(tiny_llama: Subject, tmp_path: Path) -> None:
+    records = run(tiny_llama)
+    write_records(tmp_path, "after", records)
+    assert (tmp_path / "records" / "after" / "forget.jsonl").exists()
+    assert read_records(tmp_path, "after") == records
+    with pytest.raises(InputError, match=r"no records of the phase 'aftr': did you mean 'after'"):
+        read_records(tmp_path, "aftr")
+
+
+def test_redacted_records_hold_no_text(tiny_llama: Subject, tmp_path: Path) -> None:
+    records = run(tiny_llama)
+    scores = {split: [{"probability": 0.5} for _ in rows] for split, rows in records.items()}
+    write_records(tmp_path, "after", records, redact=True, key=b"secret", scores=scores)
+    written = "".join(path.read_text() for path in (tmp_path / "records" / "after").iterdir())
+    told = [t for e in (*FORGET, *RETAIN) for t in (e.prompt, e.answer.strip(), e.span, e.group, e.paraphrased_answer, *e.false_answers, *e.options)]
+    told += [r.generation for rows in records.values() for r in rows if r.generation and len(r.generation) > 3]
+    for text in filter(None, told):
+        assert text not in written
+        assert json.dumps(text)[1:-1] not in written
+    with pytest.raises(InputError, match="redacted"):
+        read_records(tmp_path, "after")
+    kept = read_records(tmp_path, "after", allow_redacted=True)["forget"][0]
+    assert kept.true is not None
+    assert records["forget"][0].true is not None
+    assert (kept.id, kept.label, kept.true.logp) == ("f0", "where", records["forget"][0].true.logp)
+    assert json.loads(written.splitlines()[0])["scores"] == {"probability": 0.5}
+
+
+def test_keyed_hashes_are_the_same_for_the_same_key_only(tmp_path: Path) -> None:
+    def prompt(name: str, key: bytes | None) -> str:
+        write_records(tmp_path, name, {"forget": [Record("x", "Who?", "Anna")]}, redact=True, key=key)
+        return read_records(tmp_path, name, allow_redacted=True)["forget"][0].prompt
+
+    assert prompt("a", b"1") == prompt("b", b"1") != prompt("c", b"2")
+    assert prompt("d", None) != prompt("e", None)
+
+
+def test_a_finished_split_is_read_from_the_cache(tiny_llama: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(tiny_llama, cache=tmp_path)
+    monkeypatch.setattr(module, "_text_scores", lambda *_: pytest.fail("the model ran again"))
+    monkeypatch.setattr(module, "generate", lambda *_, **__: pytest.fail("the model ran again"))
+    assert run(tiny_llama, cache=tmp_path) == first
+
+
+def test_the_cache_knows_everything_that_matters(tiny_llama: Subject, tmp_path: Path) -> None:
+    def files() -> int:
+        return len(list(tmp_path.iterdir()))
+
+    plans = {"forget": Plan()}
+    run(tiny_llama, plans, cache=tmp_path)
+    assert files() == 1
+    run(tiny_llama, plans, cache=tmp_path, max_tokens=50)
+    assert files() == 1  # the batch size changes nothing
+    run(tiny_llama, {"forget": Plan(false=True)}, cache=tmp_path)
+    run(tiny_llama, plans, cache=tmp_path, limit=1)
+    run(tiny_llama, plans, cache=tmp_path, precision="bfloat16")
+    run(dataclasses.replace(tiny_llama, template=Template(system="Be brief.")), plans, cache=tmp_path)
+    next(tiny_llama.model.parameters()).data.mul_(1.5)
+    run(tiny_llama, plans, cache=tmp_path)
+    assert files() == 6
+
+
+def test_a_damaged_cache_file_is_made_again(tiny_llama: Subject, tmp_path: Path) -> None:
+    first = run(tiny_llama, {"forget": Plan()}, cache=tmp_path)
+    place = next(tmp_path.iterdir())
+    place.write_text(place.read_text().splitlines()[0] + "\n{")
+    assert run(tiny_llama, {"forget": Plan()}, cache=tmp_path) == first
+    place.write_text(place.read_text().splitlines()[0])
+    assert run(tiny_llama, {"forget": Plan()}, cache=tmp_path) == first
