@@ -108,6 +108,14 @@ def test_batch_size_changes_nothing(tiny_llama: Subject) -> None:
         assert one.generation == other.generation
 
 
+def test_chunks_of_logits_change_nothing(tiny_llama: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(tiny_llama)["forget"]
+    monkeypatch.setattr(module, "_CHUNK", 3 * 400)
+    for one, other in zip(run(tiny_llama)["forget"], whole, strict=True):
+        assert other.true is not None
+        same(one.true, other.true)
+
+
 def test_span_tokens_are_those_of_the_span(tiny_llama: Subject) -> None:
     for split, examples in (("forget", FORGET), ("retain", RETAIN)):
         for example, found in zip(examples, run(tiny_llama)[split], strict=True):
@@ -169,6 +177,8 @@ def test_limit_takes_the_first(tiny_llama: Subject) -> None:
     assert [[r.id for r in rows] for rows in records.values()] == [["f0"], ["r0"]]
     with pytest.raises(InputError, match="limit is 0"):
         run(tiny_llama, limit=0)
+    with pytest.raises(InputError, match="max_new_tokens is 0"):
+        Plan(max_new_tokens=0)
 
 
 def test_an_unknown_split_is_named(tiny_llama: Subject) -> None:

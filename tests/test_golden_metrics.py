@@ -18,6 +18,7 @@ from scipy.stats import ks_2samp
 
 from excise.data.example import Benchmark, Example
 from excise.evaluation.collect import Plan, collect
+from excise.evaluation.metrics.choice import ChoiceAccuracy, ChoiceMargin
 from excise.evaluation.metrics.memory import ExactMemorisation, ExtractionStrength, Probability, TruthRatio, rouge
 from excise.evaluation.metrics.privacy import ForgetQuality, MembershipLoss, MembershipMinK, MembershipZlib, order
 from excise.evaluation.metrics.utility import ModelUtility, NormalisedProbability, Part
@@ -185,3 +186,19 @@ def test_membership_end_to_end(end_to_end: Records, golden: dict[str, Any]) -> N
     assert MembershipLoss()(end_to_end).value == pytest.approx(expected["AUC_mia_loss"])
     assert MembershipZlib()(end_to_end).value == pytest.approx(expected["AUC_mia_zlib"])
     assert MembershipMinK()(end_to_end).value == pytest.approx(expected["AUC_mia_min_k"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("questions", "accuracy", "margin"), [("QA_test", 0.36, 0.733), ("SimdomQA_test", 0.52, 0.930)])
+def test_choice_questions_about_rome(shared: Path, smollm2_folder: Path, questions: str, accuracy: float, margin: float) -> None:
+    """The values of ../shared/golden/ember/behaviour_smol_rome.json (base model; plain template, end of turn left out)."""
+    table = json.loads((shared / "data" / "concepts" / "mc_questions.json").read_text())["Ancient Rome"][questions]
+    examples = tuple(
+        Example(str(i), row["q"], row["correct_answer"], options=tuple(row["options"]), gold=row["options"].index(row["correct_answer"]))
+        for i, row in enumerate(table)
+    )
+    benchmark = Benchmark("rome", {"forget": examples, "retain": (Example("r", "q", "a"),)})
+    subject = load(smollm2_folder, template="plain", dtype="float32")
+    found = collect(subject, benchmark, {"forget": Plan(true=False, options=True)}, precision="float32")["forget"]
+    assert mean([ChoiceAccuracy().per_example(r) for r in found]) == pytest.approx(accuracy)
+    assert mean([ChoiceMargin().per_example(r) for r in found]) == pytest.approx(margin, abs=5e-4)

@@ -115,18 +115,19 @@ def test_memorisation_leaves_out_the_end_of_the_turn() -> None:
 
 def test_choice_by_hand() -> None:
     # right option 1/2, others 1/4 and 1/8: accuracy 1; margin log 1/2 - (log 1/4 + log 1/8)/2 = 1.5 log 2
-    question = record(options=(text(1 / 4), text(1 / 2), text(1 / 8)), gold=1)
+    question = record(options=(text(1 / 4, 0.9), text(1 / 2, 0.9), text(1 / 8, 0.9)), gold=1)
     assert ChoiceAccuracy().per_example(question) == 1.0
     assert ChoiceMargin().per_example(question) == pytest.approx(1.5 * math.log(2))
     assert ChoiceAccuracy().per_example(record(options=(text(1 / 2), text(1 / 2)), gold=0)) == 0.0  # a tie is not right
     assert ChoiceAccuracy().per_example(record()) is None
 
 
-def test_choice_can_leave_out_the_end_of_the_turn() -> None:
-    # with the end: (1/2 * 1/32)^(1/2) = 1/8 against 1/4; without it: 1/2 against 1/4
+def test_choice_leaves_out_the_end_of_the_turn_unless_told() -> None:
+    # without the end: 1/2 against 1/4; with it: (1/2 * 1/32)^(1/2) = 1/8 against 1/4
     question = record(options=(text(1 / 2, 1 / 32), text(1 / 4, 1 / 4)), gold=0)
-    assert ChoiceAccuracy().per_example(question) == 0.0
-    assert ChoiceAccuracy(end=False).per_example(question) == 1.0
+    assert ChoiceAccuracy().per_example(question) == 1.0
+    assert ChoiceAccuracy(end=True).per_example(question) == 0.0
+    assert ChoiceMargin(end=True).per_example(question) == pytest.approx(-math.log(2))
 
 
 def test_repetition_by_hand() -> None:

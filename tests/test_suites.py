@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
+from conftest import REPOSITORY
 from excise.data.benchmarks.strangers import Strangers
 from excise.data.example import Benchmark, Example
 from excise.errors import InputError
@@ -22,7 +25,7 @@ from excise.subject import Subject
 
 def example(id: str, **parts: object) -> Example:
     values = {"paraphrased_answer": "Anna Brandt it was.", "false_answers": ("A fox it was.", "A bird it was."), **parts}
-    return Example(id=id, prompt=f"Who wrote book {id}?", answer="It was Anna Brandt.", **values)  # pyright: ignore[reportArgumentType]
+    return Example(id=id, prompt=f"Who wrote book {id}?", answer="It was Anna Brandt.", **values)
 
 
 def tiny_tofu(**more: tuple[Example, ...]) -> Benchmark:
@@ -80,7 +83,7 @@ def test_strangers_gives_its_scores_by_label(tiny_llama: Subject, monkeypatch: p
 
     def counted(subject: Subject, ids: list[list[int]], *args: int, **options: object) -> list[str]:
         prompts.append(len(ids))
-        return greedy(subject, ids, *args, **options)  # pyright: ignore[reportArgumentType]
+        return greedy(subject, ids, *args, **options)
 
     monkeypatch.setattr(module, "generate", counted)
     benchmark = Strangers()()
@@ -130,3 +133,8 @@ def test_every_suite_is_documented_and_consistent(name: str) -> None:
     names = [f"{split}.{m.name}" for m in suite.measures for split in m.splits] + [m.name for m in suite.measures if not m.splits]
     assert len(names) == len(set(names))
     assert dataclasses.replace(suite, optional=()).optional == ()
+
+
+def test_listing_suites_and_metrics_needs_no_torch() -> None:
+    code = "import sys, excise.evaluation.suites as s; [f() for f in s.SUITES.values()]; assert not {'torch', 'scipy', 'spacy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(REPOSITORY / "src")})

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import importlib.metadata
+import os
 import platform
+import secrets
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +23,12 @@ if TYPE_CHECKING:
 PACKAGES = ("excise", "torch", "transformers", "peft", "accelerate", "tokenizers", "safetensors", "numpy", "scipy", "spacy", "rouge-score")
 
 
-def environment(subject: Subject, benchmark: Benchmark, *, seed: int, precision: str, show_prompt: bool) -> dict[str, Any]:
+def environment(subject: Subject, benchmark: Benchmark, *, seed: int, precision: str, redact: bool = False) -> dict[str, Any]:
     """A plain mapping for environment.json.
 
     Args:
-        show_prompt: whether the exact prompt of one example may be written down (not with ``privacy: redact``).
+        redact: write no prompt down, and no plain hash of the data, by which a guess could be confirmed: the data's
+            fingerprint is keyed with ``$EXCISE_KEY``, or with a key that nobody knows afterwards.
     """
     device = subject.device
     values: dict[str, Any] = {
@@ -40,14 +45,20 @@ def environment(subject: Subject, benchmark: Benchmark, *, seed: int, precision:
         "model": {"source": subject.source, "fingerprint": subject.fingerprint(), "template": subject.template.style, "system": subject.template.system},
         "data": {
             "name": benchmark.name,
-            "fingerprint": benchmark.fingerprint,
+            "fingerprint": keyed(benchmark.fingerprint) if redact else benchmark.fingerprint,
             "splits": {name: len(examples) for name, examples in benchmark.splits.items()},
         },
     }
-    if show_prompt:
+    if not redact:
         text = encode(subject.tokenizer, subject.template, benchmark.forget[0])
         values["example_prompt"] = text.text
     return values
+
+
+def keyed(fingerprint: str) -> str:
+    """HMAC-SHA256 of a fingerprint."""
+    key = os.environ.get("EXCISE_KEY", "").encode() or secrets.token_bytes(32)
+    return "hmac-sha256:" + hmac.new(key, fingerprint.encode(), hashlib.sha256).hexdigest()
 
 
 def version(package: str) -> str | None:

@@ -140,5 +140,5 @@ def _phase(
     write_records(work, phase, records, scores=per_example(records, suite))
     evaluations[phase] = {suite.name: {name: s.to_json() for name, s in scores.items()}}
     precision = resolve_precision(chosen.precision, subject.device)  # type: ignore[arg-type]
-    evaluations["environment"] = surroundings.environment(subject, benchmark, seed=0, precision=precision, show_prompt=True)
+    evaluations["environment"] = surroundings.environment(subject, benchmark, seed=0, precision=precision)
     return records

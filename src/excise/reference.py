@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from excise.data.encode import Encoded
 from excise.tokens import Batch, Scored, autocast, buckets, collate, features_of, layout_of, output_head, score
@@ -50,7 +50,9 @@ class Reference:
     precision: Literal["float32", "bfloat16"]
     max_tokens: int = 2048
     head: Tensor | None = None
-    """The output head as it was, kept only where training may change it."""
+    """The output head as it was, kept where logits are needed."""
+    bias: Tensor | None = None
+    """The bias of the output head as it was, where it has one."""
     logp: dict[Key, Tensor] = field(default_factory=dict)
     features: dict[Key, Tensor] = field(default_factory=dict)
     hidden: dict[int, dict[Key, Tensor]] = field(default_factory=dict)
@@ -62,10 +64,10 @@ class Reference:
         if not self.needs or not fresh:
             return
         if self.needs.logits and self.head is None:
-            weight = self.subject.head.weight
-            assert isinstance(weight, Tensor)
+            head = cast(nn.Linear, self.subject.head)
             half = self.precision == "bfloat16"
-            self.head = weight.detach().to(torch.bfloat16 if half else weight.dtype, copy=True)
+            self.head = head.weight.detach().to(torch.bfloat16 if half else head.weight.dtype, copy=True)
+            self.bias = None if head.bias is None else head.bias.detach().clone()
         self.hidden = self.hidden or {layer: {} for layer in self.needs.layers}
         layout = layout_of(self.subject)
         was_training = self.subject.model.training
@@ -121,4 +123,4 @@ class Reference:
         assert self.head is not None, "the reference was not asked to keep logits"
         features = torch.cat([self.features[key] for key in keys])
         with autocast(self.precision, self.subject.device):
-            return output_head(self.subject.base, features, self.head)
+            return output_head(self.subject.base, features, self.head, self.bias)

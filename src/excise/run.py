@@ -126,7 +126,7 @@ class _Run:
         retrained = self._retrained(benchmark)
         subject = load(recipe.model_spec())
         precision = resolve_precision(self.precision, subject.device)
-        around = surroundings.environment(subject, benchmark, seed=recipe.seed, precision=precision, show_prompt=not self.redact)
+        around = surroundings.environment(subject, benchmark, seed=recipe.seed, precision=precision, redact=self.redact)
         write_json(self.work / "environment.json", around)
         state = State(
             subject=subject,

@@ -73,7 +73,7 @@ class Scope:
     def layers_of(self, depth: int) -> tuple[int, ...] | None:
         """The layers in scope for a model of ``depth`` layers; an error where it lacks one of them."""
         layers = self.layers.within(depth) if isinstance(self.layers, Window) else self.layers
-        for layer in layers or ():
+        for layer in sorted(layers or (), reverse=True):
             require_layer(layer, depth)
         return layers
 

@@ -114,7 +114,7 @@ def _teach_one(lesson: Lesson, benchmark: Benchmark, pupil: Pupil, work: Path, r
     )
     folder.mkdir(exist_ok=True)
     run_stages(state, list(lesson.training.stages(Term(NLL(), "retain"))))
-    around = surroundings.environment(subject, benchmark, seed=lesson.seed, precision=precision, show_prompt=False)
+    around = surroundings.environment(subject, benchmark, seed=lesson.seed, precision=precision)
     provenance = {
         "taught": {"pupil": pupil, "facts": len(learned), "training": plain(lesson.training)},
         "data_fingerprint": benchmark.fingerprint,

@@ -75,7 +75,8 @@ class Scored:
     @cached_property
     def entropy(self) -> Float[Tensor, " n"]:
         """Entropy of the prediction, in nats, float32 or better."""
-        return torch.special.entr(self.log_probs.exp()).sum(-1)
+        p = self.log_probs.exp()
+        return -(p * self.log_probs.masked_fill(p == 0, 0.0)).sum(-1)  # 0 log 0 is 0, and so is its gradient
 
     @cached_property
     def length(self) -> Float[Tensor, " rows"]:
@@ -233,14 +234,16 @@ def features_of(scored: Scored) -> Tensor:
     return scored.compute_logits.features
 
 
-def output_head(base: PreTrainedModel, features: Tensor, weight: Tensor | None = None) -> Tensor:
+def output_head(base: PreTrainedModel, features: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """Logits from final hidden states: the head with its bias, then what the architecture does to logits.
 
     Args:
-        weight: take this matrix [vocab, width] in place of the head's own (the head as it was).
+        weight: take this matrix [vocab, width], and ``bias`` with it, in place of the head's own (the head as it was).
     """
-    head = cast(nn.Linear, base.get_output_embeddings())
-    logits = head(features) if weight is None else nn.functional.linear(features, weight.to(features.dtype), head.bias)
+    if weight is None:
+        logits = cast(nn.Linear, base.get_output_embeddings())(features)
+    else:
+        logits = nn.functional.linear(features, weight.to(features.dtype), None if bias is None else bias.to(features.dtype))
     config = base.config.get_text_config()
     cap = getattr(config, "final_logit_softcapping", None)
     if cap:  # Gemma 2

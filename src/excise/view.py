@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -24,6 +24,9 @@ def _missing(part: str) -> Callable[[], Scored]:
     return fail
 
 
+_NO_REFERENCE, _NO_MASKED, _NO_CONTRAST = _missing("reference model"), _missing("masked prompts"), _missing("contrast model")
+
+
 def _no_alternative() -> View:
     raise NotAvailable("this view has no alternative answers: the examples need an 'alternative' field")
 
@@ -33,9 +36,9 @@ class View:
     """One batch, seen from several sides. A part is computed only if looked at, and once."""
 
     get_model: Callable[[], Scored]
-    get_reference: Callable[[], Scored] = _missing("reference model")
-    get_masked: Callable[[], Scored] = _missing("masked prompts")
-    get_contrast: Callable[[], Scored] = _missing("contrast model")
+    get_reference: Callable[[], Scored] = _NO_REFERENCE
+    get_masked: Callable[[], Scored] = _NO_MASKED
+    get_contrast: Callable[[], Scored] = _NO_CONTRAST
     get_alternative: Callable[[], View] = _no_alternative
     get_copies: Callable[[], Bool[Tensor, " n"]] | None = None
 
@@ -72,6 +75,7 @@ class View:
         return self.get_copies()
 
 
+@runtime_checkable
 class Objective(Protocol):
     """A loss to minimise. Forget and retain objectives have the same type.
 
@@ -89,6 +93,7 @@ class Objective(Protocol):
         ...
 
 
+@runtime_checkable
 class Weight(Protocol):
     """How much each scored token counts: mean 1 over each sequence, zero where a token must not be touched."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -20,6 +20,7 @@ class Draw:
     retain: tuple[int, ...]
 
 
+@runtime_checkable
 class Batches(Protocol):
     """A way of drawing batches."""
 

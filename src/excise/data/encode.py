@@ -55,7 +55,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, template: Template) -> str:
     if template.style == "chat" and tokenizer.chat_template:
         turns: list[dict[str, Any]] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "ANSWERMARK"}]
         text = cast(str, tokenizer.apply_chat_template(turns, tokenize=False))
-        tail = text[text.rindex("ANSWERMARK") + len("ANSWERMARK") :].strip()
+        tail = text.rpartition("ANSWERMARK")[2].strip() if "ANSWERMARK" in text else ""
         ids = tokenizer(tail, add_special_tokens=False)["input_ids"] if tail else []
         if ids and ids[0] in tokenizer.all_special_ids + list(tokenizer.added_tokens_decoder):
             return cast(str, tokenizer.convert_ids_to_tokens(ids[0]))
@@ -126,7 +126,7 @@ def encode(
     if max_length is not None and len(ids) > max_length:
         raise InputError(f"example {example.id!r} has {len(ids)} tokens, more than max_length = {max_length}: raise it or shorten the text")
     stripped = question.strip()
-    at = before.rfind(stripped)
+    at = _place_of(tokenizer, template, stripped, before)
     if at < 0:
         raise InputError(f"example {example.id!r}: the chat template changes the question's text, so its words cannot be located")
     begin = shift + len(after) - len(after.lstrip())
@@ -139,6 +139,18 @@ def encode(
         question=(at, at + len(stripped)),
         answer=(begin, begin + len(reply.strip())),
     )
+
+
+def _place_of(tokenizer: PreTrainedTokenizerBase, template: Template, question: str, prompt: str) -> int:
+    """Where the question begins inside its prompt; -1 where it does not stand there as it is.
+
+    A question may also occur in the words of the template itself ("Answer", "user"), so the place is found by what
+    stands behind it.
+    """
+    marker = "\ue000"
+    behind = len(template.prompt(tokenizer, marker).rpartition(marker)[2])
+    at = prompt.rfind(question, 0, len(prompt) - behind)
+    return at if at >= 0 else prompt.rfind(question)
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, template: Template, question: str, opening: str = "") -> list[int]:

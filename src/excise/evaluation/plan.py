@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from excise.data.example import Example
+from excise.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class Plan:
     generation: bool = False
     """Answer the question, greedily."""
     max_new_tokens: int = 200
+    """Where a generation is cut."""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise InputError(f"max_new_tokens is {self.max_new_tokens}: an answer needs at least one")
 
     def texts(self, example: Example) -> list[str]:
         """The answers of the example that this plan scores."""

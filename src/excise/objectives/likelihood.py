@@ -100,11 +100,12 @@ class UNDIAL:
         positive("undial.beta", self.beta)
 
     def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        scored = view.model  # looked at before no_grad, or it would be computed without gradient
         with torch.no_grad():
             wanted = at_least_float32(view.reference.logits).clone()
-            wanted.scatter_add_(-1, view.model.target[:, None], torch.full_like(wanted[:, :1], -self.beta))
+            wanted.scatter_add_(-1, scored.target[:, None], torch.full_like(wanted[:, :1], -self.beta))
             teacher = torch.softmax(wanted, dim=-1)
-        return view.model.mean(-(teacher * view.model.log_probs).sum(-1), weight)
+        return scored.mean(-(teacher * scored.log_probs).sum(-1), weight)
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,9 @@ class CEU:
         scored = view.model
         position = torch.cat([torch.arange(len(part), device=scored.row.device) for part in scored.split(scored.row)])
         counted = (position >= self.skip).to(weight.dtype)
+        logits = scored.logits  # computed before no_grad, or it would have no gradient
         with torch.no_grad():
-            wanted = at_least_float32(scored.logits).scatter(-1, scored.target[:, None], float("-inf"))
+            wanted = at_least_float32(logits).scatter(-1, scored.target[:, None], float("-inf"))
             teacher = torch.softmax(wanted, dim=-1)
         loss = -(teacher * scored.log_probs).sum(-1)
         if scored.total_tokens is None or scored.total_rows is None:

@@ -20,6 +20,8 @@ from excise.subject import quiet
 class AddAdapter:
     """Puts a fresh LoRA adapter on the model; training then changes only the adapter.
 
+    In a chain of methods the first one adds the adapter, and the others go on with it.
+
     Paper: Hu et al. 2022, "LoRA", eq. 3 (arXiv 2106.09685).
     """
 
@@ -46,9 +48,15 @@ class AddAdapter:
         for layer in self.layers or ():
             require_layer(layer, state.subject.depth)
         module_names(state.subject, self.modules)
+        for other in state.prepared.values():
+            if isinstance(other, AddAdapter) and other != self:
+                raise InputError("the methods of a chain train one adapter, and these ask for two different ones: give all the same lora settings")
+        state.prepared[id(self)] = self
 
     def structure(self, state: State) -> None:
         subject = state.subject
+        if subject.is_adapter:
+            return
         config = LoraConfig(
             r=self.r,
             lora_alpha=self.alpha,
@@ -64,5 +72,6 @@ class AddAdapter:
         subject.model.eval()
 
     def __call__(self, state: State) -> None:
+        going_on = state.subject.is_adapter
         self.structure(state)
-        state.plan.append(f"adapter: LoRA rank {self.r} on {', '.join(self.modules)}")
+        state.plan.append("adapter: that of the method before goes on" if going_on else f"adapter: LoRA rank {self.r} on {', '.join(self.modules)}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 
+@runtime_checkable
 class Gradients(Protocol):
     """Fills ``.grad`` of the parameters from the losses of one micro-batch, adding to what is there."""
 

@@ -6,6 +6,7 @@ import json
 import math
 import resource
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from excise.reference import key_of
 from excise.stages.checkpoint import Checkpoints, Loaded, Snapshot, truncate_log
 from excise.stages.optimise import float32_masters
 from excise.stages.session import Session
+from excise.stages.state import State
 from excise.subject import Subject, require_trainable_in_full
 
 
@@ -32,7 +34,7 @@ def run_session(session: Session) -> None:
     begun = time.perf_counter()
     checkpoints = Checkpoints(state.folder / "checkpoints") if state.folder is not None else None
     saved = checkpoints.newest() if checkpoints is not None and state.resume else None
-    with stage.scope.trainable(state.subject) as parameters, float32_masters(list(parameters.values())):
+    with stage.scope.trainable(state.subject) as parameters, float32_masters(_masters(state, parameters)):
         loop = Loop(session, parameters, checkpoints)
         if saved is not None and saved.stage == state.stage_index and saved.step > 0:
             loop.restore(saved)
@@ -49,6 +51,15 @@ def run_session(session: Session) -> None:
             "stopped": session.stopped,
         }
     )
+
+
+def _masters(state: State, parameters: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
+    """What is held in float32 while training: what is trained, and without autocast all that it is multiplied with.
+
+    An adapter converts its inputs itself, so its half-precision base stays as it is.
+    """
+    whole = state.precision == "float32" and not state.subject.is_adapter
+    return list(state.subject.model.parameters()) if whole else list(parameters.values())
 
 
 @dataclass
@@ -105,7 +116,7 @@ class Loop:
         if state.folder is not None and state.resume:
             truncate_log(state.folder / "train.jsonl", state.stage_index, self.step + 1)
         if stage.checkpointing:
-            subject.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            _checkpoint_activations(subject, True)
         subject.model.train()
         narrator.begin(stage.name, session.steps)
         if resumed_at:
@@ -117,7 +128,7 @@ class Loop:
             narrator.end(stage.name)
             subject.model.eval()
             if stage.checkpointing:
-                subject.base.gradient_checkpointing_disable()
+                _checkpoint_activations(subject, False)
         if session.stopped:
             self._put_back()
         elif self.best.exists and stage.keep_best:
@@ -142,7 +153,7 @@ class Loop:
             group["lr"] = rate
         losses: dict[str, float] = {}
         for part in session.losses(session.draw(self.step), losses):
-            stage.gradients(part, self.trained, self.accelerator.backward)
+            stage.gradients(part, self.trained, self._backward)
         norm = self._clip()
         if not math.isfinite(norm) or not all(math.isfinite(v) for v in losses.values()):
             session.stopped = f"step {self.step + 1}: the loss or its gradient is not a number"
@@ -158,6 +169,11 @@ class Loop:
         if self.checkpoints and stage.checkpoint_every and self.step % stage.checkpoint_every == 0 and self.step < session.steps:
             self._checkpoint(self.checkpoints)
         state.narrator.advance(stage.name, 1, note=_note(losses))
+
+    def _backward(self, loss: Tensor) -> None:
+        """Back-propagates a loss; one that depends on no parameter in scope has nothing to add."""
+        if loss.requires_grad:
+            self.accelerator.backward(loss)
 
     def _clip(self) -> float:
         """The norm of the whole gradient; clips it if the stage says so."""
@@ -253,6 +269,17 @@ class Loop:
         row = {"stage": self.session.stage.name, "stage_index": state.stage_index, "step": self.step, **values}
         with (state.folder / "train.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _checkpoint_activations(subject: Subject, on: bool) -> None:
+    """Switches the recomputation of activations in the backward pass on or off."""
+    with warnings.catch_warnings():
+        # transformers 5 renames both, and 4.57 does not know the new names
+        warnings.filterwarnings("ignore", message="`gradient_checkpointing_.*` is deprecated", category=FutureWarning)
+        if on:
+            subject.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            subject.base.gradient_checkpointing_disable()
 
 
 def _note(losses: Mapping[str, float]) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from excise.subject import Subject
 
 
+@runtime_checkable
 class Narrator(Protocol):
     """Receives what happens, for a progress display, a log file or nothing."""
 

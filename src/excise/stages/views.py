@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -64,7 +65,7 @@ class Views:
         if reference is not None:
             parts["get_reference"] = lambda: reference.scored(texts, view.model)
         if self.masking is not None:
-            parts["get_masked"] = lambda: self._masked(texts)
+            parts["get_masked"] = lambda: self._masked(texts, view.model)
             parts["get_copies"] = lambda: self._copies(texts)
         if self.contrast:
             parts["get_contrast"] = lambda: self._contrast(texts, view.model)
@@ -75,7 +76,9 @@ class Views:
         return view
 
     @torch.no_grad()
-    def _masked(self, texts: Sequence[Encoded]) -> Scored:
+    def _masked(self, texts: Sequence[Encoded], now: Scored) -> Scored:
+        """The same batch with words hidden. Where a text has none, its predictions are those of ``now`` to the bit: rounding
+        differs between two layouts, and a score that is normalised would blow that difference up."""
         masking = self.masking
         assert masking is not None
         hidden = [masking.hidden(text) for text in texts]
@@ -83,8 +86,9 @@ class Views:
         layout = layout_of(self.subject) if replace is not None else "padded"
         with autocast(self.precision, self.subject.device):
             scored = score(self.subject, collate(texts, layout, hide=hidden, replace=replace))
-            _ = scored.logits
-            return scored
+            masked = torch.tensor([bool(indices) for indices in hidden], device=scored.row.device)[scored.row]
+            known = torch.where(masked, scored.token_logp, now.token_logp)
+        return replaced(scored, known_logp=known, compute_logits=lambda: scored.logits)
 
     def _mask_id(self, masking: Masking) -> int:
         tokenizer = self.subject.tokenizer
@@ -93,7 +97,7 @@ class Views:
             return int(chosen)  # type: ignore[arg-type]
         ids = tokenizer(masking.mask_token, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
-            raise InputError(f"attribution.mask_token {masking.mask_token!r} is {len(ids)} tokens for this tokenizer: give one that is a single token")
+            raise InputError(f"attribution.mask_token {masking.mask_token!r} is {len(ids)} tokens for this tokenizer: give one that is a single one")
         return int(ids[0])
 
     def _copies(self, texts: Sequence[Encoded]) -> Tensor:

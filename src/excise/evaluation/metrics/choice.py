@@ -33,7 +33,7 @@ class ChoiceAccuracy:
     Paper: length normalisation as in lm-evaluation-harness (Gao et al. 2021), by tokens instead of bytes.
     """
 
-    end: bool = True
+    end: bool = False
     """Whether the end of the turn counts as a token of the option."""
 
     better: ClassVar[Direction] = "knowledge"
@@ -54,7 +54,7 @@ class ChoiceMargin:
     Paper: ours.
     """
 
-    end: bool = True
+    end: bool = False
     """Whether the end of the turn counts as a token of the option."""
 
     better: ClassVar[Direction] = "knowledge"
