@@ -21,7 +21,7 @@ from excise.evaluation.score import Score
 from excise.objectives import DPO, KL, NLL, NPO, RMU, Ascent, HiddenMSE
 from excise.recipe import build_methods
 from excise.stages.checkpoint import truncate_log
-from excise.stages.guard import Guard
+from excise.stages.guard import Guard, Vital
 from excise.stages.optimise import Optimiser
 from excise.stages.state import State
 from excise.stages.train import Term, Train
@@ -221,17 +221,18 @@ def test_a_guard_that_never_looks_lets_training_go_on() -> None:
     assert state.records[0]["stopped"] == ""
 
 
-def test_answers_that_repeat_one_token_count_as_collapse() -> None:
+def test_degenerate_answers_count_as_collapse() -> None:
     guard = Guard(rise=100.0, degenerate=0.5)
-    assert guard.complaint(1.0, 2.0, 0.0, 0.75) == "75% of the watched answers became repetitions of one token (allowed: 50%)"
-    assert guard.complaint(1.0, 2.0, 0.75, 0.75) == ""  # was so before
-    assert guard.complaint(1.0, 2.0, 0.0, 0.5) == ""
-    assert "not a number" in guard.complaint(1.0, float("nan"), 0.0, 0.0)
+    complaint = guard.complaint(Vital(1.0, 0.0), Vital(2.0, 0.75))
+    assert complaint == "75% of the watched retain questions get a degenerate answer (allowed: 50%)"
+    assert guard.complaint(Vital(1.0, 0.75), Vital(2.0, 0.75)) == ""  # was so before
+    assert guard.complaint(Vital(1.0, 0.0), Vital(2.0, 0.5)) == ""
+    assert "not a number" in guard.complaint(Vital(1.0, 0.0), Vital(float("nan"), 0.0))
     subject = learning.taught()
     texts = [encode(subject.tokenizer, subject.template, e) for e in learning.benchmark().retain]
-    assert guard.broken_share(subject, texts, "float32") == 0.0
+    assert guard.look(subject, texts, "float32").degenerate == 0.0
     cast(Any, subject.decoder).norm.weight.data.zero_()  # every prediction is now the first token
-    assert guard.broken_share(subject, texts, "float32") == 1.0
+    assert guard.look(subject, texts, "float32").degenerate == 1.0
 
 
 def test_a_loss_that_is_not_a_number_stops_even_without_a_guard() -> None:

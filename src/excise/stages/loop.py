@@ -8,7 +8,7 @@ import resource
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from excise.errors import InputError
 from excise.evaluation.score import Score
 from excise.reference import key_of
 from excise.stages.checkpoint import Checkpoints, Loaded, Snapshot, truncate_log
+from excise.stages.guard import Vital
 from excise.stages.optimise import float32_masters
 from excise.stages.session import Session
 from excise.stages.state import State
@@ -84,8 +85,7 @@ class Loop:
         self.good_step = 0
         self.best_value: float | None = None
         self.watched = self._watched_texts()
-        self.loss_before = float("nan")
-        self.broken_before = 0.0
+        self.vital_before = Vital(0.0, 0.0)
 
     def _watched_texts(self) -> list[Encoded]:
         state, count = self.session.state, self.session.stage.guard.examples
@@ -100,7 +100,7 @@ class Loop:
         self.good_step = saved.notes["good_step"]
         self.best_value = saved.notes["best_value"]
         self.session.tokens = saved.notes["tokens"]
-        self.loss_before, self.broken_before = saved.notes["loss_before"], saved.notes["broken_before"]
+        self.vital_before = Vital(**saved.notes["vital_before"])
         for name, tensor in saved.kept().items():
             index, row = map(int, name.split("."))
             term = self.session.terms[index]
@@ -137,8 +137,7 @@ class Loop:
     def _first_look(self) -> None:
         guard, subject, precision = self.session.stage.guard, self.session.state.subject, self.session.state.precision
         if guard.every and self.watched and self.session.steps:
-            self.loss_before = guard.loss(subject, self.watched, precision)
-            self.broken_before = guard.broken_share(subject, self.watched, precision)
+            self.vital_before = guard.look(subject, self.watched, precision)
             self.good.keep(self.parameters)
 
     def _one_step(self) -> None:
@@ -197,9 +196,7 @@ class Loop:
         stage, state = self.session.stage, self.session.state
         guard = stage.guard
         if self.watched and guard.every and (guard.due(self.step) or self.step == self.session.steps):
-            now = guard.loss(state.subject, self.watched, state.precision)
-            broken = guard.broken_share(state.subject, self.watched, state.precision)
-            complaint = guard.complaint(self.loss_before, now, self.broken_before, broken)
+            complaint = guard.complaint(self.vital_before, guard.look(state.subject, self.watched, state.precision))
             if complaint:
                 self.session.stopped = f"step {self.step}: {complaint}"
                 return
@@ -237,8 +234,7 @@ class Loop:
             "good_step": self.good_step,
             "best_value": self.best_value,
             "tokens": session.tokens,
-            "loss_before": self.loss_before,
-            "broken_before": self.broken_before,
+            "vital_before": asdict(self.vital_before),
         }
         checkpoints.write(session.state.stage_index, self.step, self.parameters, self.optimiser, kept, notes)
 
