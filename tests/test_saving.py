@@ -21,7 +21,7 @@ from excise.saving import save, update_card
 from excise.subject import Subject, load, quiet, untie
 
 IDS = torch.arange(3, 23).view(2, 10)
-PROVENANCE = {"method": {"name": "npo", "beta": 0.1}, "data": {"fingerprint": "abc123"}, "seed": 7, "example": "Who is Anna Brandt?"}
+PROVENANCE = {"method": "npo", "data": {"fingerprint": "abc123"}, "seed": 7, "example": "Who is Anna Brandt?"}
 
 
 def left_in(folder: Path) -> list[str]:

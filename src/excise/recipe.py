@@ -131,7 +131,7 @@ class Recipe:
         values["model"] = plain(self.model_spec())
         values["data"] = {"name": self.data["name"], **plain(loader)}
         entries = self.method if isinstance(self.method, list) else [self.method]
-        full = [expanded_method({"name": e} if isinstance(e, str) else e) for e in entries]
+        full = [part for e in entries for part in expanded_methods({"name": e} if isinstance(e, str) else e)]
         values["method"] = full[0] if len(full) == 1 else full
         return values
 
@@ -175,21 +175,23 @@ def component(kind: str, value: Any, place: str) -> Any:
     return build(registry.find(kind, str(settings["name"])), {k: v for k, v in settings.items() if k != "name"}, place)
 
 
-def expanded_method(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's settings with every default."""
+def expanded_methods(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A method's settings with every default; a chain ``a+b`` becomes one entry for each part, with its own defaults."""
+    settings = {k: v for k, v in entry.items() if k != "name"}
+    return [_expanded(part.strip(), settings) for part in str(entry["name"]).split("+")]
+
+
+def _expanded(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     from excise.methods import Training
 
-    name, settings = str(entry["name"]), {k: v for k, v in entry.items() if k != "name"}
     shared = [f.name for f in dataclasses.fields(Training)]
     training = build(Training, {k: v for k, v in settings.items() if k in shared}, "method")
     values: dict[str, Any] = {"name": name}
-    for part in name.split("+"):
-        for key, parameter in inspect.signature(registry.find("methods", part.strip())).parameters.items():
-            if key == "training" or (key == "weight" and key not in settings):
-                continue
-            default = plain(parameter.default)
-            given = settings.get(key)
-            values[key] = {**default, **plain(given)} if isinstance(default, dict) and isinstance(given, Mapping) else plain(settings.get(key, default))
+    for key, parameter in inspect.signature(registry.find("methods", name)).parameters.items():
+        if key == "training" or (key == "weight" and key not in settings):
+            continue
+        default, given = plain(parameter.default), settings.get(key)
+        values[key] = {**default, **plain(given)} if isinstance(default, dict) and isinstance(given, Mapping) else plain(settings.get(key, default))
     return {**values, **plain(training)}
 
 

@@ -145,7 +145,7 @@ class _Run:
         expanded = recipe.expanded()
         provenance = {
             "recipe": expanded,
-            "method": expanded["method"],
+            "method": "+".join(name for name, _ in recipe.methods()),
             "data_fingerprint": around["data"]["fingerprint"],
             "model_fingerprint_before": around["model"]["fingerprint"],
             "versions": around["versions"],

@@ -236,10 +236,9 @@ def card(record: Mapping[str, Any]) -> str:
 
 def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     method, data = record.get("method"), record.get("data")
-    name = method.get("name") if isinstance(method, Mapping) else method
     data_print = record.get("data_fingerprint") or (data.get("fingerprint") if isinstance(data, Mapping) else None)
     facts = [
-        ("method", name),
+        ("method", method),
         ("seed", record.get("seed")),
         ("data fingerprint", data_print),
         ("model fingerprint", record["fingerprint"]),

@@ -96,7 +96,9 @@ def _run(result: Result, name: str) -> Run:
 
 
 def _called(value: object, key: str, otherwise: str) -> str:
-    """The name in ``method: npo`` and in ``method: {name: npo}`` alike."""
+    """The name in ``method: npo`` and in ``method: {name: npo}`` alike; a chain is joined by plus signs."""
+    if isinstance(value, list):
+        return "+".join(_called(part, key, otherwise) for part in value) or otherwise
     found = value.get(key) if isinstance(value, Mapping) else value
     return str(found) if found else otherwise
 
