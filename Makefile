@@ -7,7 +7,9 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 ARGS ?=
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 BIN := $(VENV)/bin
+PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: demo test test-fast check format wheel clean
@@ -16,10 +18,10 @@ demo: $(VENV)/ready-demo
 	$(BIN)/excise demo $(ARGS)
 
 test: $(VENV)/ready-test
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-fast: $(VENV)/ready-test
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 check: $(VENV)/ready-test
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from contract_world import LENGTHS, NOUN, Layout, World, small_benchmark, small_subject, synthetic_view, texts, weights_for
 from excise import registry
-from excise.recipe import build_methods, expanded_method
+from excise.recipe import build_methods, expanded_methods
 from excise.run import run_stages
 from excise.settings import build, plain
 from excise.stages.state import State
@@ -271,8 +271,8 @@ def check_method(name: str, folder: Path, settings: Mapping[str, Any] | None = N
     function = registry.find("methods", name)
     check_documented(function, paper=name != "compose")
     entry = {"name": name, "steps": 2, "batch": 3, "warmup": 0.0, "lr": 1e-3, "guard": {"every": 0}, **(settings or {})}
-    full = expanded_method(entry)
-    again = expanded_method(yaml.safe_load(yaml.safe_dump(full)))
+    (full,) = expanded_methods(entry)
+    (again,) = expanded_methods(yaml.safe_load(yaml.safe_dump(full)))
     assert again == full, "the expanded settings expand to something else"
     assert _stages(full) == _stages(entry), "the expanded settings build another method"
     for lora in (None, {"r": 2, "alpha": 4}):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import REPOSITORY, tiny
 
+from conftest import REPOSITORY, tiny
 from excise import registry
 from excise.saving import save
 
@@ -75,7 +75,27 @@ def _load_factor() -> float:
 def test_list_names_every_method_as_json() -> None:
     rows = json.loads(excise("list", "methods", "--json").stdout)
     names = [row["name"] for row in rows]
-    for name in "ga graddiff ga_kl wga npo simnpo dpo undial satimp ceu rmu t_ga t_wga t_npo t_rmu s_ga s_wga s_npo s_rmu".split():
+    for name in [
+        "ga",
+        "graddiff",
+        "ga_kl",
+        "wga",
+        "npo",
+        "simnpo",
+        "dpo",
+        "undial",
+        "satimp",
+        "ceu",
+        "rmu",
+        "t_ga",
+        "t_wga",
+        "t_npo",
+        "t_rmu",
+        "s_ga",
+        "s_wga",
+        "s_npo",
+        "s_rmu",
+    ]:
         assert name in names
     assert all(row["summary"] for row in rows)
     assert all("arXiv" in row["paper"] for row in rows if row["name"] != "compose")
@@ -168,7 +188,9 @@ class TestBadInput:
         for name in ("f", "r"):
             (tmp_path / f"{name}.jsonl").write_text('{"question": "Who?", "answer": "Anna."}\n')
         data = {"name": "jsonl", "forget": str(tmp_path / "f.jsonl"), "retain": str(tmp_path / "r.jsonl")}
-        refused(excise("run", written(tmp_path, model, data=data, evaluation={"suite": "strangers"}), "--out", tmp_path / "o"), "also stands in retain")
+        refused(
+            excise("run", written(tmp_path, model, data=data, evaluation={"suite": "strangers"}), "--out", tmp_path / "o"), "also stands in retain"
+        )
 
     def test_a_folder_that_is_no_model(self, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import REPOSITORY, tiny
 
+from conftest import REPOSITORY, tiny
 from excise.data.benchmarks.strangers import Strangers
 from excise.errors import InputError
 from excise.judge import evaluate_model

@@ -247,10 +247,7 @@ def test_real_world_questions_are_well_formed() -> None:
 
 
 def test_no_value_of_a_topic_shares_a_word_with_its_questions() -> None:
-    chains = " ".join(
-        text.format_map(defaultdict(str))
-        for text in (*(plain for plain, _ in words.CAUSES + words.DEEDS), *words.CHAINS)
-    )
+    chains = " ".join(text.format_map(defaultdict(str)) for text in (*(plain for plain, _ in words.CAUSES + words.DEEDS), *words.CHAINS))
     links = " ".join((chains, *words.DISASTERS, *words.RELATIVES, *words.PLACES, *words.AGENTS))
     for topic in words.TOPICS:
         values = " ".join(value for part in topic.parts for value in part)

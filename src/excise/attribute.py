@@ -65,5 +65,3 @@ def _piece(text: Encoded, index: int) -> str:
     """The characters of a token as they stand in the text."""
     start, end = text.chars[index]
     return text.text[start:end]
-
-

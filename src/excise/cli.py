@@ -27,15 +27,14 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupte
 @app.command()
 def demo(
     method: Annotated[str, typer.Option(help="Which method unlearns.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer people: a first look in a few minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", envvar="EXCISE_DEMO_QUICK", help="Fewer people: a first look in a few minutes.")] = False,
     out: Annotated[Optional[Path], typer.Option(help="Run folder; without it a new one runs/demo-<method>-<n>.")] = None,  # noqa: UP045
     seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
 ) -> None:
     """Teach a small real model invented people, make it forget some of them, and write a report. Offline."""
     from excise import registry
-    from excise.demo import METHOD
+    from excise.demo import METHOD, next_folder
     from excise.demo import demo as run_demo
-    from excise.demo import next_folder
 
     chosen = method or METHOD
     for part in chosen.split("+"):

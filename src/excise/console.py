@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -11,8 +10,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+WIDE = 132
+"""Columns of a file or a pipe, where no terminal says how wide it is."""
+
+
+def _console(stderr: bool) -> Console:
+    plain = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    return plain if plain.is_terminal else Console(stderr=stderr, highlight=False, soft_wrap=True, width=WIDE)
+
+
+out = _console(stderr=False)
+err = _console(stderr=True)
 
 
 class Narrating:
@@ -56,49 +64,44 @@ class Narrating:
         self.progress.stop_task(self.tasks[task])
 
 
-HEADLINE = ("fact_recall", "rouge_l_recall", "probability", "truth_ratio", "choice_accuracy", "repetition_rate")
-"""Metrics that the closing table shows, in this order."""
+HEADLINE = ("fact_recall", "rouge_l_recall", "probability")
+"""Which metric stands for what a model knows in a short table: the first of these that there is."""
+ORDER = ("before", "after", "retrained")
 
 
 def score_table(evaluations: Mapping[str, Mapping[str, Mapping[str, Any]]], everything: bool = False) -> Table:
     """The scores of a result by phase, with intervals."""
-    phases = [phase for phase in evaluations if not phase.startswith("attack:")] or list(evaluations)
+    phases = [phase for phase in ORDER if phase in evaluations] or list(evaluations)
+    suites = {phase: {n: s for suite in evaluations[phase].values() if isinstance(suite, Mapping) for n, s in suite.items()} for phase in phases}
+    names = list(dict.fromkeys(name for scores in suites.values() for name in scores))
     table = Table(box=None, pad_edge=False)
-    table.add_column("score")
+    table.add_column("score", no_wrap=True)
     for phase in phases:
-        table.add_column(phase, justify="right")
-    table.add_column("better")
-    names = dict.fromkeys(name for phase in phases for suite in evaluations[phase].values() if isinstance(suite, Mapping) for name in suite)
-    for name in names if everything else headline(list(names)):
-        cells: list[str] = []
-        better = ""
-        for phase in phases:
-            found = next((suite[name] for suite in evaluations[phase].values() if isinstance(suite, Mapping) and name in suite), None)
-            cells.append("" if found is None else shown(found))
-            better = better or ("" if found is None else {"higher": "↑", "lower": "↓"}.get(str(found["better"]), ""))
-        table.add_row(name, *cells, better)
+        table.add_column(phase, justify="right", no_wrap=True)
+    table.add_column("better", no_wrap=True)
+    for name in names if everything else headline(names):
+        found = {phase: suites[phase].get(name) for phase in phases}
+        better = next((str(score["better"]) for score in found.values() if score is not None), "none")
+        cells = ["" if score is None else shown(score, intervals=out.width >= 100) for score in found.values()]
+        table.add_row(name, *cells, {"higher": "↑", "lower": "↓"}.get(better, ""))
     return table
 
 
 def headline(names: list[str]) -> list[str]:
-    """The scores for a short table: the main metrics of each split, then what concerns the whole."""
-    chosen = [name for metric in HEADLINE for name in names if name.endswith(f".{metric}")]
-    return chosen + [name for name in ("model_utility", "forget_quality") if name in names]
+    """The scores for a short table: what is known of each split, fluency, and what concerns the whole."""
+    metric = next((m for m in HEADLINE if any(name.endswith(f".{m}") for name in names)), HEADLINE[-1])
+    chosen = [name for name in names if name.endswith(f".{metric}")]
+    more = ("forget.truth_ratio", "real_world.choice_accuracy", "forget.repetition_rate", "retain.repetition_rate", "model_utility", "forget_quality")
+    return chosen + [name for name in more if name in names]
 
 
-def shown(score: Mapping[str, Any]) -> str:
-    """A score with its interval in a cell."""
+def shown(score: Mapping[str, Any], intervals: bool = True) -> str:
+    """A score in a cell, with its interval where there is room."""
     if score["value"] is None:
         return "not available"
     interval = score.get("ci95")
     text = f"{score['value']:.3f}" if abs(score["value"]) >= 1e-3 or score["value"] == 0 else f"{score['value']:.1e}"
-    return text if not interval else f"{text} [{interval[0]:.2f}, {interval[1]:.2f}]"
-
-
-def fail(message: str, code: int = 2) -> None:
-    """One line on standard error, and the exit code."""
-    err.print(f"excise: {' '.join(message.split())}", markup=False)
-    sys.exit(code)
+    return text if not interval or not intervals else f"{text} [{interval[0]:.2f}, {interval[1]:.2f}]"
 
 
 def pair_table(rows: Sequence[tuple[str, Any]]) -> Table:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from excise import registry
 from excise.embedded import pull
 from excise.environment import version
 from excise.files import cache_folder
@@ -18,14 +20,38 @@ from excise.stages.state import Narrator
 from excise.teach import Lesson, teach
 
 MODEL = "smollm2"
-METHOD = "t_npo"
+METHOD = "t_wga"
 """The preset that a demo runs unless another is named."""
 
-TRAINING: dict[str, Any] = {"epochs": 8, "batch": 8, "lr": 2e-4, "warmup": 0.1, "schedule": "cosine", "checkpoint_every": 0}
+SYSTEM = ""
+"""An empty system turn: the template's own would be a third of every text here."""
+
+TRAINING: dict[str, Any] = {"epochs": 6, "batch": 8, "lr": 2e-4, "warmup": 0.1, "schedule": "cosine", "checkpoint_every": 0}
 """How target and twin are taught."""
 
-SETTINGS: dict[str, dict[str, Any]] = {}
-"""Method -> settings that suit the embedded model, where its defaults do not."""
+SHARED: dict[str, Any] = {"lr": 8e-5, "epochs": 7, "retain_batch": 12, "checkpoint_every": 0}
+"""Settings of every method on the embedded model; the others are the method's own defaults."""
+
+BALANCE: dict[str, dict[str, Any]] = {
+    "ga": {},
+    "rmu": {"lr": 1e-3},
+    "npo": {"retain": "nll", "retain_scale": 10.0},
+    "wga": {"retain": "nll"},
+    "ga_kl": {"retain": "nll", "retain_scale": 5.0},
+}
+"""Method -> how forgetting and keeping are balanced on the embedded model. NPO sums over the tokens of an answer where the
+retain term averages, so that term weighs as much more."""
+
+ATTRIBUTION: dict[str, Any] = {"copies": "drop", "r": 0.3}
+"""Token scores for short answers that repeat the name: copied words carry no fact (docs/numerics.md)."""
+
+
+def settings(method: str) -> dict[str, Any]:
+    """Settings with which a method is run on the embedded model."""
+    known = inspect.signature(registry.find("methods", method)).parameters
+    partner = method.removeprefix("t_").removeprefix("s_")
+    values = {**SHARED, **BALANCE.get("ga_kl" if partner == "ga" and partner != method else partner, {})}
+    return {**values, "attribution": ATTRIBUTION} if "attribution" in known else values
 
 
 @dataclass(frozen=True)
@@ -35,13 +61,15 @@ class Size:
     people: Mapping[str, int]
 
 
-FULL = Size({"forget_people": 4, "retain_people": 16, "holdout_people": 4})
-QUICK = Size({"forget_people": 2, "retain_people": 6, "holdout_people": 2})
+FULL = Size({"forget_people": 4, "retain_people": 16, "holdout_people": 2, "questions": 60})
+QUICK = Size({"forget_people": 2, "retain_people": 6, "holdout_people": 1, "questions": 20})
 
 
 def taught(size: Size, narrator: Narrator, seed: int = 0) -> Path:
     """The folder with target and twin; taught once and kept in the cache."""
-    lesson = Lesson.parse({"model": f"embedded:{MODEL}", "data": {"name": "strangers", **size.people}, "training": TRAINING, "seed": seed})
+    lesson = Lesson.parse(
+        {"model": {"path": f"embedded:{MODEL}", "system": SYSTEM}, "data": {"name": "strangers", **size.people}, "training": TRAINING, "seed": seed}
+    )
     parts = [lesson.to_yaml(), version("torch"), version("transformers"), lesson.loader()().fingerprint]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
     folder = cache_folder() / "taught" / key
@@ -60,14 +88,13 @@ def demo(method: str, out: Path, narrator: Narrator, quick: bool = False, seed: 
     models = taught(size, narrator, seed)
     recipe = Recipe.parse(
         {
-            "model": str(models / "target"),
+            "model": {"path": str(models / "target"), "system": SYSTEM},
             "data": {"name": "strangers", **size.people},
-            "method": {"name": method, "checkpoint_every": 0, **SETTINGS.get(method, {})},
+            "method": [{"name": part, **settings(part)} for part in method.split("+")],
             "evaluation": {"retrained": str(models / "twin")},
             "seed": seed,
         }
     )
-    narrator.say(f"Unlearning the forget people with {method}.")
     return unlearn(recipe, out, narrator=narrator)
 
 

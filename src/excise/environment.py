@@ -37,12 +37,21 @@ def environment(subject: Subject, benchmark: Benchmark, *, seed: int, precision:
         "machine": {
             "platform": platform.platform(),
             "processor": processor(),
-            "device": str(device) if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device),
+            "device": str(device)
+            if device.type == "cpu"
+            else f"{device} ({torch.cuda.get_device_name(device)})"
+            if device.type == "cuda"
+            else str(device),
             "threads": torch.get_num_threads(),
         },
         "seed": seed,
         "precision": precision,
-        "model": {"source": subject.source, "fingerprint": subject.fingerprint(), "template": subject.template.style, "system": subject.template.system},
+        "model": {
+            "source": subject.source,
+            "fingerprint": subject.fingerprint(),
+            "template": subject.template.style,
+            "system": subject.template.system,
+        },
         "data": {
             "name": benchmark.name,
             "fingerprint": keyed(benchmark.fingerprint) if redact else benchmark.fingerprint,

@@ -14,7 +14,7 @@ from excise.data.example import Benchmark
 from excise.errors import InputError
 from excise.evaluation.records import Records
 from excise.evaluation.store import write_records
-from excise.evaluation.suites import Suite, per_example, score
+from excise.evaluation.suites import SUITE_OF, Suite, per_example, score
 from excise.evaluation.suites import evaluate as evaluate_subject
 from excise.files import cache_folder, folder_beside, write_json
 from excise.run import SCHEMA, narrated
@@ -96,8 +96,9 @@ def _settings(assignments: Sequence[str]) -> Settings:
     return build(Settings, values, "")
 
 
-def _benchmark(name: str, data: str | None, settings: Mapping[str, Any]) -> Benchmark:
+def _benchmark(suite: str, data: str | None, settings: Mapping[str, Any]) -> Benchmark:
     """The benchmark of a suite, from its own name, a path, or a YAML file with ``name`` and settings."""
+    name = suite if suite in registry.names("benchmarks") else {judge: judged for judged, judge in SUITE_OF.items()}.get(suite, suite)
     values: dict[str, Any] = dict(settings)
     if data is not None and data.endswith((".yaml", ".yml")):
         values = {**read_yaml(Path(data)), **values}

@@ -76,9 +76,7 @@ class Training:
         train = Train(
             terms=terms,
             scope=own if scope is None or own != Scope() else scope,
-            optimiser=Optimiser(
-                lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, schedule=self.schedule, warmup=self.warmup
-            ),
+            optimiser=Optimiser(lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, schedule=self.schedule, warmup=self.warmup),
             batches=Paired(self.batch, self.retain_batch),
             epochs=self.epochs,
             steps=self.steps,

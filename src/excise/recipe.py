@@ -112,15 +112,18 @@ class Recipe:
 
     def suite(self) -> Any:
         """The suite that judges the result."""
-        name = self.evaluation.suite or str(self.data["name"])
+        from excise.evaluation.suites import SUITE_OF
+
+        benchmark = str(self.data["name"])
+        name = self.evaluation.suite or SUITE_OF.get(benchmark, benchmark)
         if name not in registry.names("suites"):
             hint = did_you_mean(name, registry.names("suites"))
             if self.evaluation.suite is None:
-                raise InputError(f"evaluation.suite: there is no suite named like the benchmark {name!r}; say which one to use, {hint}")
+                raise InputError(f"evaluation.suite: there is no suite named like the benchmark {benchmark!r}; say which one to use, {hint}")
             raise InputError(f"evaluation.suite: unknown suite {name!r}: {hint}")
         suite: Callable[..., Any] = registry.find("suites", name)
         length = self.evaluation.max_new_tokens
-        return suite() if length is None else suite(max_new_tokens=length)
+        return suite() if length is None or "max_new_tokens" not in inspect.signature(suite).parameters else suite(max_new_tokens=length)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -193,5 +196,3 @@ def _expanded(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         default, given = plain(parameter.default), settings.get(key)
         values[key] = {**default, **plain(given)} if isinstance(default, dict) and isinstance(given, Mapping) else plain(settings.get(key, default))
     return {**values, **plain(training)}
-
-

@@ -99,10 +99,7 @@ def fields(component: Any) -> list[tuple[str, str, str]]:
             rows.append((f.name, _type_text(f.type), repr(default) if default != "required" else default))
         return rows
     parameters = inspect.signature(component).parameters.values() if callable(component) else []
-    return [
-        (p.name, _type_text(p.annotation), "required" if p.default is inspect.Parameter.empty else repr(p.default))
-        for p in parameters
-    ]
+    return [(p.name, _type_text(p.annotation), "required" if p.default is inspect.Parameter.empty else repr(p.default)) for p in parameters]
 
 
 def settings_of(kind: str, component: Any) -> list[tuple[str, str, str]]:

@@ -29,7 +29,7 @@ from excise.stages.checkpoint import Checkpoints, Loaded
 from excise.stages.state import Narrator, Silent, Stage, State
 from excise.stages.train import Train
 from excise.subject import ModelSpec, Subject, load
-from excise.tokens import resolve_precision
+from excise.tokens import Precision, resolve_precision
 from excise.weights import Attribution
 
 SCHEMA = 1
@@ -49,8 +49,7 @@ def unlearn(recipe: Recipe, out: Path, *, resume: bool = False, overwrite: bool 
     out = Path(out)
     narrator = narrator or Silent()
     with work_folder(out, recipe.to_yaml(), resume=resume, overwrite=overwrite) as work:
-        result = _Run(recipe, work, narrator, resume).go()
-    return result
+        return _Run(recipe, work, narrator, resume).go()
 
 
 class work_folder:
@@ -116,7 +115,7 @@ class _Run:
     def __post_init__(self) -> None:
         self.redact = self.recipe.privacy == "redact"
         self.suite: Suite = self.recipe.suite()
-        self.precision = self.recipe.precision
+        self.precision: Precision = self.recipe.precision
 
     def go(self) -> dict[str, Any]:
         recipe, begun = self.recipe, time.time()
@@ -141,6 +140,7 @@ class _Run:
         if recipe.evaluation.before:
             self._evaluate("before", subject, benchmark, retrained)
         self._attribute(state)
+        self.narrator.say(f"Unlearning {len(benchmark.forget)} examples with {'+'.join(name for name, _ in recipe.methods())}.")
         run_stages(state, [stage for _, stages in recipe.methods() for stage in stages])
         expanded = recipe.expanded()
         provenance = {
@@ -151,6 +151,7 @@ class _Run:
             "versions": around["versions"],
             "seed": recipe.seed,
         }
+        self.narrator.say("Saving the model, and checking that it loads again with the same predictions.")
         save(subject, self.work / "model", provenance=provenance, merge=recipe.merge, overwrite=True)
         after = self._evaluate("after", subject, benchmark, retrained)
         update_card(self.work / "model", {name: s["value"] for name, s in after.items() if "@" not in name})
@@ -176,19 +177,22 @@ class _Run:
         """Records of the model that never saw the forget split; it is loaded, asked and freed before the other one."""
         if self.recipe.evaluation.retrained is None:
             return None
+        self.narrator.say(PHASES["retrained"])
         path = Path(self.recipe.evaluation.retrained)
         inner = path / "model"
         spec = cast(ModelSpec, self.recipe.model_spec())
         twin = load(ModelSpec(path=str(inner if inner.is_dir() else path), template=spec.template, system=spec.system))
-        records = self._evaluate("retrained", twin, benchmark, None, itself=True)
+        records, scores = self._collect(twin, benchmark, None, itself=True)
+        self._keep("retrained", records, scores)
         del twin
         gc.collect()
-        return cast(Records, self._records)
+        return records
 
-    def _evaluate(self, phase: str, subject: Subject, benchmark: Benchmark, retrained: Records | None, itself: bool = False) -> dict[str, Any]:
+    def _evaluate(self, phase: str, subject: Subject, benchmark: Benchmark, retrained: Records | None) -> dict[str, Any]:
         self.narrator.say(PHASES[phase])
-        records, scores = self._collect(subject, benchmark, retrained, itself=itself)
-        self._records = records
+        return self._keep(phase, *self._collect(subject, benchmark, retrained))
+
+    def _keep(self, phase: str, records: Records, scores: Mapping[str, Score]) -> dict[str, Any]:
         values = {name: s.to_json() for name, s in scores.items()}
         write_records(self.work, phase, records, redact=self.redact, scores=per_example(records, self.suite))
         self.evaluations[phase] = {self.suite.name: values}
@@ -269,10 +273,7 @@ def _catch_up(state: State, finished: list[Stage], saved: Loaded | None) -> None
 
 def _changes(stages: list[Stage], state: State, name: str) -> bool:
     """Whether any of the stages may have changed a parameter: unknown kinds of stages may have changed every one."""
-    for stage in stages:
-        if not isinstance(stage, Train) or name in stage.scope.names(state.subject):
-            return True
-    return False
+    return any(not isinstance(stage, Train) or name in stage.scope.names(state.subject) for stage in stages)
 
 
 def narrated(narrator: Narrator) -> Callable[[str, int, int], None]:

@@ -127,7 +127,7 @@ def call(function: Callable[..., T], values: Mapping[str, Any], place: str, **gi
 def _component(field: tuple[Any, Any], value: Any, place: str) -> Any:
     """A dataclass-typed setting from a mapping; what the mapping leaves out is taken from the default."""
     annotation, default = field
-    inner = dataclass_in(annotation) or (type(default) if dataclasses.is_dataclass(default) else None)
+    inner: Any = dataclass_in(annotation) or (type(default) if dataclasses.is_dataclass(default) else None)
     if inner is None or not isinstance(value, Mapping):
         return value
     known = {f.name: getattr(default, f.name) for f in dataclasses.fields(inner)} if isinstance(default, inner) else {}

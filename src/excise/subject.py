@@ -178,7 +178,9 @@ def outline(model: str | Path | ModelSpec) -> Subject:
         config = AutoConfig.from_pretrained(where.base, revision=spec.revision, trust_remote_code=spec.trust_remote_code, **options)
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config, trust_remote_code=spec.trust_remote_code, dtype=DTYPES.get(spec.dtype, torch.float32))
-        tokenizer = AutoTokenizer.from_pretrained(where.adapter or where.base, revision=spec.revision, trust_remote_code=spec.trust_remote_code, **options)
+        tokenizer = AutoTokenizer.from_pretrained(
+            where.adapter or where.base, revision=spec.revision, trust_remote_code=spec.trust_remote_code, **options
+        )
     _prepare_tokenizer(tokenizer)
     return Subject(network, tokenizer, _template(tokenizer, spec), source=spec.path)
 

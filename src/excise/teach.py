@@ -104,14 +104,16 @@ def _teach_one(lesson: Lesson, benchmark: Benchmark, pupil: Pupil, work: Path, r
     learned: tuple[Example, ...] = (*benchmark.forget, *benchmark.retain) if pupil == "target" else benchmark.retain
     narrator.say(
         f"Teaching the {pupil} {len(learned)} facts"
-        + (", those to be forgotten among them." if pupil == "target" else ": all but those to be forgotten. It shows what a model that never knew looks like.")
+        + (
+            ", those to be forgotten among them."
+            if pupil == "target"
+            else ": all but those to be forgotten. It shows what a model that never knew looks like."
+        )
     )
     subject = load(lesson.spec())
     precision = resolve_precision(lesson.precision, subject.device)
     folder = work / f"{pupil}-training"
-    state = State(
-        subject, benchmark, {"forget": (), "retain": learned}, lesson.seed, precision, folder=folder, narrator=narrator, resume=resume
-    )
+    state = State(subject, benchmark, {"forget": (), "retain": learned}, lesson.seed, precision, folder=folder, narrator=narrator, resume=resume)
     folder.mkdir(exist_ok=True)
     run_stages(state, list(lesson.training.stages(Term(NLL(), "retain"))))
     around = surroundings.environment(subject, benchmark, seed=lesson.seed, precision=precision)

@@ -200,9 +200,7 @@ def score(
     batch = batch.to(subject.device)
     with capture(subject.layers, layers, stop=not logits) as captured:
         final = captured.run(
-            lambda: subject.decoder(
-                input_ids=batch.ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False
-            ).last_hidden_state
+            lambda: subject.decoder(input_ids=batch.ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False).last_hidden_state
         )
     hidden = {layer: output.flatten(0, 1)[batch.here] for layer, output in captured.outputs.items()}
     if final is None:

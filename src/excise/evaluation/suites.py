@@ -213,28 +213,74 @@ def strangers(max_new_tokens: int = 64) -> Suite:
     Splits forget, retain, neighbours (the retained facts nearest to the forgotten ones), real_world (choice questions
     that the model could answer before) and holdout (people that nobody was taught: the floor of every score).
 
+    False answers are scored on forget, neighbours and holdout only, so that the suite is quick: the neighbours are where
+    careless unlearning shows.
+
     Paper: ours; built like TOFU (arXiv 2401.06121) with known fact spans and who/what/when/where/why labels.
     """
-    facts = Plan(paraphrase=True, false=True, options=True, generation=True, max_new_tokens=max_new_tokens)
-    choice = Plan(options=True, generation=True, max_new_tokens=max_new_tokens)
+    asked = Plan(generation=True, max_new_tokens=max_new_tokens)
+    facts = Plan(paraphrase=True, false=True, generation=True, max_new_tokens=max_new_tokens)
+    known = Plan(paraphrase=True, false=True, options=True, generation=True, max_new_tokens=max_new_tokens)
+    choice = Plan(true=False, options=True)
     taught = ("forget", "retain", "neighbours", "holdout")
     parts = [Part("real_world", ChoiceAccuracy())]
     for split in ("retain", "neighbours"):
-        parts += [Part(split, Probability()), Part(split, FactRecall()), Part(split, TruthRatio(form="utility"))]
+        parts += [Part(split, Probability()), Part(split, FactRecall())]
+    parts.append(Part("neighbours", TruthRatio(form="utility")))
     measures = [
         *_measures(taught, "fact_recall", by_label=True),
-        *_measures(("real_world",), "fact_recall"),
-        *_measures(taught, "fact_logp", "probability", "rouge_l_recall", "normalised_probability"),
+        *_measures(taught, "fact_logp", "probability", "rouge_l_recall"),
+        *_measures(("forget", "neighbours", "holdout"), "normalised_probability"),
         *_measures(("forget", "retain", "neighbours"), "exact_memorisation", "extraction_strength"),
-        *_truth_ratios(("forget", "holdout"), ("retain", "neighbours")),
-        *_measures((*taught, "real_world"), "choice_accuracy", "choice_margin", "repetition_rate", "degenerate_rate"),
+        *_truth_ratios(("forget", "holdout"), ("neighbours",)),
+        *_measures(("forget", "real_world"), "choice_accuracy", "choice_margin"),
+        *_measures(taught, "repetition_rate", "degenerate_rate"),
         Measure("retain.perplexity", Perplexity("retain")),
         Measure("model_utility", ModelUtility(tuple(parts))),
         *_whole("forget_quality", "mia_loss", "mia_zlib", "mia_min_k", "privleak"),
     ]
-    plans = {"forget": facts, "retain": facts, "neighbours": facts, "real_world": choice, "holdout": facts}
+    plans = {"forget": known, "retain": asked, "neighbours": facts, "real_world": choice, "holdout": facts}
     return Suite("strangers", MappingProxyType(plans), tuple(measures), optional=("holdout",))
 
 
-SUITES: dict[str, Callable[..., Suite]] = {"tofu": tofu, "strangers": strangers}
+def qa(max_new_tokens: int = 100) -> Suite:
+    """Questions and answers of your own: what every such benchmark can be scored by.
+
+    Splits forget and retain; holdout (facts that nobody was taught) makes the membership scores available. Scores that
+    need more than a question and an answer (false answers, a known span) leave the examples without it out.
+
+    Paper: the measures of TOFU (arXiv 2401.06121) without its world knowledge.
+    """
+    plan = Plan(paraphrase=True, false=True, generation=True, max_new_tokens=max_new_tokens)
+    taught = ("forget", "retain")
+    measures = [
+        *_measures((*taught, "holdout"), "fact_recall", by_label=True),
+        *_measures((*taught, "holdout"), "probability", "rouge_l_recall"),
+        *_measures(taught, "exact_memorisation", "extraction_strength"),
+        *_truth_ratios(("forget",), ("retain",)),
+        *_measures(taught, "repetition_rate", "degenerate_rate"),
+        Measure("retain.perplexity", Perplexity("retain")),
+        *_whole("forget_quality", "mia_loss", "mia_zlib", "mia_min_k", "privleak"),
+    ]
+    return Suite("qa", MappingProxyType({"forget": plan, "retain": plan, "holdout": plan}), tuple(measures), optional=("holdout",))
+
+
+def text() -> Suite:
+    """Plain text: how likely the forget and the retain passages are to the model.
+
+    Paper: perplexity as in WMDP (arXiv 2403.03218) and MUSE (arXiv 2407.06460).
+    """
+    sides = ("forget", "retain")
+    measures = [
+        *_measures(sides, "probability", "exact_memorisation", "extraction_strength"),
+        Measure("retain.perplexity", Perplexity("retain")),
+        *_whole("mia_loss", "mia_zlib", "mia_min_k"),
+    ]
+    return Suite("text", MappingProxyType({split: Plan() for split in (*sides, "holdout")}), tuple(measures), optional=("holdout",))
+
+
+SUITES: dict[str, Callable[..., Suite]] = {"tofu": tofu, "strangers": strangers, "qa": qa, "text": text}
 """Name -> a function whose parameters are the suite's settings."""
+
+SUITE_OF: dict[str, str] = {"wmdp": "text", "jsonl": "qa"}
+"""Benchmark -> the suite that judges it where none is named like it."""

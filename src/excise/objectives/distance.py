@@ -39,9 +39,7 @@ class KL:
         return view.model.mean(divergence, weight)
 
 
-def kl_divergence(
-    reference: Float[Tensor, "n vocab"], model: Float[Tensor, "n vocab"], temperature: float = 1.0
-) -> Float[Tensor, " n"]:
+def kl_divergence(reference: Float[Tensor, "n vocab"], model: Float[Tensor, "n vocab"], temperature: float = 1.0) -> Float[Tensor, " n"]:
     """KL(softmax(reference / T) || softmax(model / T)) for each row, in nats, float32 or better."""
     with torch.no_grad():
         known = torch.log_softmax(at_least_float32(reference) / temperature, dim=-1)

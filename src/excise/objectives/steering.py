@@ -55,7 +55,8 @@ class RMU:
         return replace(self, layer=layer, coefficient=coefficient)
 
     def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-        assert self.layer is not None and self.coefficient is not None, "resolve layer and coefficient first"
+        assert self.layer is not None, "resolve the layer first"
+        assert self.coefficient is not None, "resolve the coefficient first"
         hidden = at_least_float32(view.model.hidden[self.layer])
         control = control_vector(hidden.shape[-1], self.coefficient, self.seed).to(hidden)
         return mean_over_sequences(view.model, (hidden - control).square().mean(-1) * weight)

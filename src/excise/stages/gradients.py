@@ -13,9 +13,7 @@ from torch import Tensor, nn
 class Gradients(Protocol):
     """Fills ``.grad`` of the parameters from the losses of one micro-batch, adding to what is there."""
 
-    def __call__(
-        self, losses: Mapping[str, Callable[[], Tensor]], parameters: Sequence[nn.Parameter], backward: Callable[[Tensor], None]
-    ) -> None:
+    def __call__(self, losses: Mapping[str, Callable[[], Tensor]], parameters: Sequence[nn.Parameter], backward: Callable[[Tensor], None]) -> None:
         """``losses`` maps "forget" and "retain" to functions that run the model and give the weighted sum of that side's
         terms; ``backward`` back-propagates one of them. One after the other, only one graph is in memory."""
         ...
@@ -28,8 +26,6 @@ class Sum:
     Paper: every unlearning objective with a retain term, such as GradDiff (arXiv 2203.12817).
     """
 
-    def __call__(
-        self, losses: Mapping[str, Callable[[], Tensor]], parameters: Sequence[nn.Parameter], backward: Callable[[Tensor], None]
-    ) -> None:
+    def __call__(self, losses: Mapping[str, Callable[[], Tensor]], parameters: Sequence[nn.Parameter], backward: Callable[[Tensor], None]) -> None:
         for loss in losses.values():
             backward(loss())

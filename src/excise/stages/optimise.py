@@ -50,9 +50,7 @@ class Optimiser:
 
     def build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.AdamW:
         """An optimiser over these parameters; one fused pass over each where the device has it."""
-        return torch.optim.AdamW(
-            parameters, lr=self.lr or 0.0, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay, fused=True
-        )
+        return torch.optim.AdamW(parameters, lr=self.lr or 0.0, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay, fused=True)
 
     def rate(self, step: int, steps: int) -> float:
         """Learning rate of a step (0-based) among ``steps``."""

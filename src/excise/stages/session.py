@@ -143,7 +143,9 @@ class Session:
     def remember_weights(self, term: Term, weigher: Weigher) -> None:
         texts = self.texts[term.data]
         begun = time.perf_counter()
-        self._narrated(f"scoring which tokens of the {term.data} answers carry the knowledge", len(texts), lambda advance: weigher.remember(texts, advance))
+        self._narrated(
+            f"scoring which tokens of the {term.data} answers carry the knowledge", len(texts), lambda advance: weigher.remember(texts, advance)
+        )
         self.state.plan.append(f"{term.name}: token scores of {len(texts)} answers in {time.perf_counter() - begun:.1f} s")
 
     def _narrated(self, task: str, total: int, work: Callable[[Callable[[int], None]], None]) -> None:

@@ -71,7 +71,6 @@ class State:
     plan: list[str] = field(default_factory=list)
     """What was resolved on the way (layers, coefficients), in plain words."""
 
-
     def side(self, name: Literal["forget", "retain"]) -> tuple[Example, ...]:
         """The examples of one side of the training data."""
         if self.examples is not None:

@@ -162,6 +162,8 @@ class Strangers:
     holdout_people: int = 4
     facts: int = 5
     """Facts per person, up to 10: who, what, when, where, why, and then these kinds once more in the same order."""
+    questions: int | None = None
+    """How many real-world questions, taken evenly from all; None: all of them."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -172,6 +174,8 @@ class Strangers:
             raise InputError(f"strangers: holdout_people is {self.holdout_people}, but must be 0 or more")
         if not 1 <= self.facts <= MOST_FACTS:
             raise InputError(f"strangers: facts is {self.facts}, but must be from 1 to {MOST_FACTS}")
+        if self.questions is not None and not 1 <= self.questions <= len(real_world_examples()):
+            raise InputError(f"strangers: questions is {self.questions}, but must be from 1 to {len(real_world_examples())}")
         people = self.forget_people + self.retain_people + self.holdout_people
         if people > MOST_PEOPLE:
             raise InputError(f"strangers: {people} people in all, but there are names for {MOST_PEOPLE} only")
@@ -191,12 +195,19 @@ class Strangers:
                 "retain": tuple(example for _, example in told),
                 "holdout": _examples(holdout),
                 "neighbours": tuple(example for fact, example in told if fact.shared in known),
-                "real_world": real_world_examples(),
+                "real_world": _spread(real_world_examples(), self.questions),
                 "passages_forget": tuple(_passage(life, self.seed) for life in forget),
                 "passages_retain": tuple(_passage(life, self.seed) for life in retain),
                 "passages_holdout": tuple(_passage(life, self.seed) for life in holdout),
             },
         )
+
+
+def _spread(examples: tuple[Example, ...], count: int | None) -> tuple[Example, ...]:
+    """``count`` of the examples at even distances, so that every subject stays represented."""
+    if count is None:
+        return examples
+    return tuple(examples[i * len(examples) // count] for i in range(count))
 
 
 @dataclass(frozen=True)
@@ -238,11 +249,7 @@ class _Town:
         stream = Stream(f"strangers/{self._seed}/plan/{kind}")
         topics = stream.shuffled([topic for topic in words.TOPICS if topic.kind == kind])
         patterns = [stream.shuffled(topic.statements) for topic in topics]
-        return [
-            (topic, pattern)
-            for round_ in zip(*patterns, strict=True)
-            for topic, pattern in zip(topics, round_, strict=True)
-        ]
+        return [(topic, pattern) for round_ in zip(*patterns, strict=True) for topic, pattern in zip(topics, round_, strict=True)]
 
     def add(self, split: str, number: int, loan: _Loan | None = None) -> Life:
         """Draw a person of a split."""
@@ -293,9 +300,7 @@ class _Town:
             content=content,
         )
 
-    def _value(
-        self, stream: Stream, topic: Topic, person: Person, earlier: Sequence[Fact], borrowed: Fact | None
-    ) -> str:
+    def _value(self, stream: Stream, topic: Topic, person: Person, earlier: Sequence[Fact], borrowed: Fact | None) -> str:
         """Draw a value: a new name for a who, a plausible year for a when, what is borrowed where something is."""
         kind = topic.kind
         if borrowed and kind != "when":
@@ -382,14 +387,10 @@ def _chain(stream: Stream, topic: Topic, person: Person) -> Content:
         if cause not in causes and deed not in deeds:
             causes.append(cause)
             deeds.append(deed)
-    ends = [
-        Link(plain.format(**person.pronouns), reworded.format(**person.pronouns))
-        for plain, reworded in stream.shuffled(topic.conclusions)
-    ]
+    ends = [Link(plain.format(**person.pronouns), reworded.format(**person.pronouns)) for plain, reworded in stream.shuffled(topic.conclusions)]
     shape, other_shape = stream.shuffled(words.CHAINS)[:2]
     chains = [
-        other_shape.format(cause=cause.reworded, deed=deed.reworded, end=end.reworded)
-        for cause, deed, end in zip(causes, deeds, ends, strict=True)
+        other_shape.format(cause=cause.reworded, deed=deed.reworded, end=end.reworded) for cause, deed, end in zip(causes, deeds, ends, strict=True)
     ]
     return Content(
         value=shape.format(cause=causes[0].plain, deed=deeds[0].plain, end=ends[0].plain),

@@ -64,12 +64,8 @@ INSTRUMENTS = (
     "alphorn", "autoharp", "banjo", "kettledrums", "lyre", "cimbalom", "sitar", "bongos", "tin trumpet",
 )  # fmt: skip
 MATERIALS = _words("brass pewter porcelain walnut copper tin ebony silver amber enamel glass bronze")
-OBJECTS = _words(
-    "buttons thimbles whistles spoons bells combs snuffboxes doorknobs inkwells hairpins figurines goblets"
-)
-INGREDIENTS = _words(
-    "leek plum chestnut barley quince parsnip hazelnut rhubarb beetroot fennel apricot mushroom pumpkin spinach"
-)
+OBJECTS = _words("buttons thimbles whistles spoons bells combs snuffboxes doorknobs inkwells hairpins figurines goblets")
+INGREDIENTS = _words("leek plum chestnut barley quince parsnip hazelnut rhubarb beetroot fennel apricot mushroom pumpkin spinach")
 DISHES = _words("dumplings soup pancakes pie fritters stew")
 TITLE_ADJECTIVES = _words(
     "Salt Hollow Crooked Silent Winter Borrowed Paper Copper Drowned Velvet Northern Patient Broken Scarlet Wandering "
@@ -91,8 +87,7 @@ VILLAGES = _words(
     "Kelpwick Linnetford Millstead Nightingley Otterbourne Plumstow Rookhaven Swanmoor"
 )
 STREETS = _words(
-    "Tanner Cooper Magpie Linden Mill Rope Saddler Quarry Lantern Weaver Juniper Candle Anchor Abbey Orchard Falcon "
-    "Thistle Chapel Bell Needle"
+    "Tanner Cooper Magpie Linden Mill Rope Saddler Quarry Lantern Weaver Juniper Candle Anchor Abbey Orchard Falcon Thistle Chapel Bell Needle"
 )
 STREET_KINDS = ("Lane", "Street", "Row", "Road", "Hill", "Avenue")
 
@@ -108,10 +103,7 @@ DISASTERS = (
     "a blizzard", "a gas explosion", "a falling oak", "a runaway wagon", "a whirlwind",
 )  # fmt: skip
 RELATIVES = _words("uncle aunt grandmother grandfather father mother cousin godfather stepfather stepmother")
-PLACES = _words(
-    "mill bakery tannery pharmacy brewery greenhouse forge stable cinema barn laundry dovecote boathouse smokehouse "
-    "windmill"
-)
+PLACES = _words("mill bakery tannery pharmacy brewery greenhouse forge stable cinema barn laundry dovecote boathouse smokehouse windmill")
 CAUSES = (
     ("{disaster} ruined {his} {relative}'s {place}", "{his} {relative}'s {place} was lost to {disaster}"),
     ("{his} {relative} lost a {place} at cards", "a {place} was gambled away by {his} {relative}"),

@@ -1,0 +1,46 @@
+"""Every ready recipe loads, and every example in the docs that is code runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import REPOSITORY
+from contract import check_objective
+
+from excise.demo import ATTRIBUTION, BALANCE, SHARED, SYSTEM, TRAINING
+from excise.recipe import Recipe
+from excise.teach import Lesson
+
+RECIPES = sorted((REPOSITORY / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_ready_recipe_loads(path: Path) -> None:
+    if path.stem.startswith("teach"):
+        assert Lesson.load(path).twin
+    else:
+        recipe = Recipe.load(path)
+        assert yaml.safe_load(recipe.to_yaml())["method"]["name"] == path.stem.split("-", 1)[1]
+
+
+def test_the_recipes_of_the_demo_are_what_the_demo_runs() -> None:
+    lesson = Lesson.load(REPOSITORY / "recipes" / "teach-strangers.yaml")
+    assert lesson.spec().system == SYSTEM
+    for name, value in TRAINING.items():
+        if name != "checkpoint_every":
+            assert getattr(lesson.training, name) == value
+    method: dict[str, Any] = dict(Recipe.load(REPOSITORY / "recipes" / "strangers-t_wga.yaml").method)
+    expected = {"name": "t_wga", **{k: v for k, v in SHARED.items() if k != "checkpoint_every"}, **BALANCE["wga"], "attribution": ATTRIBUTION}
+    assert method == expected
+
+
+def test_the_objective_of_the_docs_passes_the_contract() -> None:
+    text = (REPOSITORY / "docs" / "add-your-own.md").read_text(encoding="utf-8")
+    code = re.findall(r"^```python\n(.*?)^```", text, flags=re.S | re.M)[0]
+    space: dict[str, Any] = {}
+    exec(code, space)
+    check_objective(space["Hinge"]())
