@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+
 from conftest import REPOSITORY
 from contract import check_objective
-
 from excise.demo import ATTRIBUTION, BALANCE, SHARED, SYSTEM, TRAINING
 from excise.recipe import Recipe
 from excise.teach import Lesson

@@ -56,9 +56,9 @@ class Recipe:
     """Save a trained adapter merged into the model."""
 
     @staticmethod
-    def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         """Reads and checks a recipe file. ``overrides`` are ``a.b=value`` assignments."""
-        return Recipe.parse(read_yaml(path), overrides)
+        return Recipe.parse(read_yaml(Path(path)), overrides)
 
     @staticmethod
     def parse(settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:

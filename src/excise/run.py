@@ -37,7 +37,7 @@ SHOWN = 6
 """Answers whose token scores are kept for the report."""
 
 
-def unlearn(recipe: Recipe, out: Path, *, resume: bool = False, overwrite: bool = False, narrator: Narrator | None = None) -> dict[str, Any]:
+def unlearn(recipe: Recipe, out: str | Path, *, resume: bool = False, overwrite: bool = False, narrator: Narrator | None = None) -> dict[str, Any]:
     """Runs a recipe and leaves the run folder ``out`` behind; returns what stands in its result.json.
 
     Everything is written into a work folder beside ``out``, which is renamed at the very end. A run that was interrupted
@@ -137,11 +137,14 @@ class _Run:
             resume=self.resume,
             evaluate=lambda s: self._scores(s, benchmark, retrained, quick=True),
         )
+        stages: list[Stage] = [stage for _, part in recipe.methods() for stage in part]
+        for stage in stages:
+            stage.check(state)
         if recipe.evaluation.before:
             self._evaluate("before", subject, benchmark, retrained)
         self._attribute(state)
         self.narrator.say(f"Unlearning {len(benchmark.forget)} examples with {'+'.join(name for name, _ in recipe.methods())}.")
-        run_stages(state, [stage for _, stages in recipe.methods() for stage in stages])
+        run_stages(state, stages)
         expanded = recipe.expanded()
         provenance = {
             "recipe": expanded,

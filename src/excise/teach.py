@@ -46,9 +46,9 @@ class Lesson:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
     @staticmethod
-    def load(path: Path, overrides: Sequence[str] = ()) -> Lesson:
+    def load(path: str | Path, overrides: Sequence[str] = ()) -> Lesson:
         """Reads and checks a lesson file."""
-        return Lesson.parse(read_yaml(path), overrides)
+        return Lesson.parse(read_yaml(Path(path)), overrides)
 
     @staticmethod
     def parse(settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> Lesson:
@@ -86,7 +86,7 @@ class Lesson:
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
-def teach(lesson: Lesson, out: Path, *, resume: bool = False, overwrite: bool = False, narrator: Narrator | None = None) -> Path:
+def teach(lesson: Lesson, out: str | Path, *, resume: bool = False, overwrite: bool = False, narrator: Narrator | None = None) -> Path:
     """Leaves ``out/target`` and ``out/twin`` behind, both ordinary model (or adapter) folders, and ``out/teach.json``."""
     narrator = narrator or Silent()
     with work_folder(Path(out), lesson.to_yaml(), resume=resume, overwrite=overwrite) as work:

@@ -42,12 +42,15 @@ class AddAdapter:
         at_least("lora.r", self.r, 1)
         within("lora.dropout", self.dropout, 0.0, 0.99)
 
-    def prepare(self, state: State) -> None:
+    def check(self, state: State) -> None:
         if state.subject.is_adapter:
             raise InputError("the model is an adapter already, which will be trained as it is: leave out method.lora, or merge it first")
         for layer in self.layers or ():
             require_layer(layer, state.subject.depth)
         module_names(state.subject, self.modules)
+
+    def prepare(self, state: State) -> None:
+        self.check(state)
         for other in state.prepared.values():
             if isinstance(other, AddAdapter) and other != self:
                 raise InputError("the methods of a chain train one adapter, and these ask for two different ones: give all the same lora settings")

@@ -89,12 +89,7 @@ class Session:
     def _prepare_alternatives(self, forget: Sequence[Example]) -> None:
         if not any(term.needs_alternative for term in self.terms):
             return
-        lacking = [e.id for e in forget if not e.alternative]
-        if lacking:
-            raise InputError(
-                f"{len(lacking)} of {len(forget)} forget examples have no alternative answer (the first is {lacking[0]!r}): "
-                "give them an 'alternative' field, a refusal or a false answer"
-            )
+        require_alternatives(forget)
         subject = self.state.subject
         self.alternatives = [encode(subject.tokenizer, subject.template, e, answer=e.alternative) for e in forget]
 
@@ -226,3 +221,13 @@ def _median_norm(subject: Subject, texts: Sequence[Encoded], layer: int, precisi
             score(subject, collate([text], layout_of(subject)), layers=(layer,), logits=False).hidden[layer].float().norm(dim=-1) for text in texts
         ]
     return float(torch.cat(norms).median())
+
+
+def require_alternatives(forget: Sequence[Example]) -> None:
+    """An error where a forget example has no alternative answer to prefer."""
+    lacking = [e.id for e in forget if not e.alternative]
+    if lacking:
+        raise InputError(
+            f"{len(lacking)} of {len(forget)} forget examples have no alternative answer (the first is {lacking[0]!r}): "
+            "give them an 'alternative' field, a refusal or a false answer"
+        )

@@ -82,6 +82,14 @@ class State:
 class Stage(Protocol):
     """One step of a method. It changes ``state.subject`` in place."""
 
+    def check(self, state: State) -> None:
+        """Refuses what cannot work on this model and data, before anything costs time. Quick; changes nothing.
+
+        Raises:
+            InputError: what does not fit, and what to do.
+        """
+        ...
+
     def prepare(self, state: State) -> None:
         """Called for every stage before the first one starts, while the model is still what it was."""
         ...

@@ -7,13 +7,14 @@ from typing import Literal
 
 from excise.data.batches import Batches, Paired
 from excise.errors import InputError
+from excise.hidden import require_layer
 from excise.objectives.check import at_least
 from excise.scope import Scope
 from excise.stages.gradients import Gradients, Sum
 from excise.stages.guard import Guard
 from excise.stages.loop import run_session
 from excise.stages.optimise import Optimiser
-from excise.stages.session import Session
+from excise.stages.session import Session, require_alternatives
 from excise.stages.state import State
 from excise.view import Objective, Weight
 from excise.weights.uniform import Uniform
@@ -105,8 +106,16 @@ class Train:
             if term.all_positions and not isinstance(term.weight, Uniform):
                 raise InputError(f"{term.name}: positions = all cannot be combined with token weights, which exist for answers only")
 
-    def prepare(self, state: State) -> None:
+    def check(self, state: State) -> None:
         self.scope.layers_of(state.subject.depth)
+        for term in self.terms:
+            for layer in term.layers:
+                require_layer(layer, state.subject.depth)
+            if term.needs_alternative:
+                require_alternatives(state.side("forget"))
+
+    def prepare(self, state: State) -> None:
+        self.check(state)
         if self.reference == "run":
             state.prepared[id(self)] = Session.build(self, state)
 
