@@ -19,7 +19,7 @@ from excise.errors import InputError
 from excise.stages.checkpoint import Checkpoints
 
 DRIVER = Path(__file__).parent / "resume_driver.py"
-COMMON: dict[str, Any] = {"batch": 2, "lr": 3e-3, "checkpoint_every": 2, "guard": {"every": 2, "rise": 50.0}}
+COMMON: dict[str, Any] = {"batch": 2, "lr": 3e-3, "checkpoint_every": 2, "guard": {"every": 2, "rise": 50.0, "degenerate": 1.0}}
 ATTRIBUTION: dict[str, Any] = {"nouns": {"words": [contract.NOUN]}, "select": "soft"}
 METHODS: dict[str, dict[str, Any]] = {
     "npo": {"name": "npo", "steps": 7, **COMMON},

@@ -162,9 +162,9 @@ class Strangers:
     holdout_people: int = 4
     facts: int = 5
     """Facts per person, up to 10: who, what, when, where, why, and then these kinds once more in the same order."""
+    seed: int = 0
     questions: int | None = None
     """How many real-world questions, taken evenly from all; None: all of them."""
-    seed: int = 0
 
     def __post_init__(self) -> None:
         for name, count in (("forget_people", self.forget_people), ("retain_people", self.retain_people)):
