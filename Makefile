@@ -26,7 +26,7 @@ test-fast: $(VENV)/ready-test
 check: $(VENV)/ready-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/ready-test
 	$(BIN)/ruff check --fix .

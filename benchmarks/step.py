@@ -70,7 +70,7 @@ def main() -> None:
         for case in CASES:
             command = [sys.executable, "-m", "benchmarks.step", "--model", arguments.model, "--steps", str(arguments.steps), "--case", case]
             now = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-            before = found.get(case, now)
+            before = found[case] if case in found else now
             found[case] = {key: min(before[key], value) for key, value in now.items()}
     first = found["ga + nll (no reference)"]
     npo = found["npo + kl"]
