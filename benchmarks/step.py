@@ -70,8 +70,9 @@ def main() -> None:
         for case in CASES:
             command = [sys.executable, "-m", "benchmarks.step", "--model", arguments.model, "--steps", str(arguments.steps), "--case", case]
             now = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-            before = found[case] if case in found else now
-            found[case] = {key: min(before[key], value) for key, value in now.items()}
+            best = found.setdefault(case, dict(now))
+            for key, value in now.items():
+                best[key] = min(best[key], value)
     first = found["ga + nll (no reference)"]
     npo = found["npo + kl"]
     print(f"{'case':<36}{'s/step':>8}{'prepare s':>11}{'peak MiB':>10}{'x no reference':>16}{'x npo time':>12}")
