@@ -22,7 +22,7 @@ from excise.evaluation.records import Records
 from excise.evaluation.score import Score
 from excise.evaluation.store import write_records
 from excise.evaluation.suites import Suite, evaluate, per_example
-from excise.files import cache_folder, explained, put_in_place, read_json, write_json, write_lines, write_text
+from excise.files import cache_folder, explained, put_in_place, write_json, write_lines, write_text
 from excise.recipe import Recipe
 from excise.saving import save, update_card
 from excise.stages.checkpoint import Checkpoints, Loaded
@@ -135,7 +135,7 @@ class _Run:
             folder=self.work,
             narrator=self.narrator,
             resume=self.resume,
-            evaluate=lambda s: self._scores(s, benchmark, retrained, quick=True),
+            evaluate=lambda s: self._collect(s, benchmark, retrained, cached=False)[1],
         )
         stages: list[Stage] = [stage for _, part in recipe.methods() for stage in part]
         for stage in stages:
@@ -200,9 +200,6 @@ class _Run:
         write_records(self.work, phase, records, redact=self.redact, scores=per_example(records, self.suite))
         self.evaluations[phase] = {self.suite.name: values}
         return values
-
-    def _scores(self, subject: Subject, benchmark: Benchmark, retrained: Records | None, quick: bool) -> Mapping[str, Score]:
-        return self._collect(subject, benchmark, retrained, cached=False)[1]
 
     def _collect(
         self, subject: Subject, benchmark: Benchmark, retrained: Records | None, *, itself: bool = False, cached: bool = True
@@ -312,8 +309,3 @@ def _varied(benchmark: Benchmark) -> list[Any]:
             chosen.append(example)
             seen.add(example.label)
     return (chosen + [e for e in benchmark.forget if e not in chosen])[:SHOWN]
-
-
-def finished_result(folder: Path) -> dict[str, Any]:
-    """result.json of a run folder."""
-    return cast("dict[str, Any]", read_json(folder / "result.json"))
