@@ -20,11 +20,27 @@ class TextScore:
     hits: tuple[bool, ...]
     """Whether the arg-max prediction was the token."""
     ended: bool = True
+    expected: tuple[float, ...] = ()
+    """Mean of log p over the vocabulary under the prediction itself, for each scored token (minus the entropy); empty: not asked for."""
+    deviation: tuple[float, ...] = ()
+    """Standard deviation of log p under the prediction itself, for each scored token; empty: not asked for."""
 
     @property
     def mean_logp(self) -> float:
         """Length-normalised log-likelihood, in nats per token."""
         return sum(self.logp) / len(self.logp)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a judge says about one aspect of a generation."""
+
+    judge: str
+    aspect: str
+    """truth (does it contain the true answer), related (does it keep to its subject), fluent (is it language)."""
+    score: float | None
+    """1 yes, 0 no, something between where a judge grades; None: undecided."""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,11 @@ class Record:
     gold: int | None = None
     generation: str | None = None
     """What the model answers, greedily unless the suite says otherwise."""
+    samples: tuple[str, ...] = ()
+    """Answers that were drawn at random, where an attack samples."""
+    gradient_norm: float | None = None
+    """Norm of the gradient of the true answer's mean loss with respect to all parameters."""
+    verdicts: tuple[Verdict, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -64,15 +85,27 @@ class Record:
                 values[name] = _text_score(values[name])
         for name in ("false", "options"):
             values[name] = tuple(_text_score(v) for v in values.get(name, ()))
-        values["span_tokens"] = tuple(values.get("span_tokens", ()))
+        for name in ("span_tokens", "samples"):
+            values[name] = tuple(values.get(name, ()))
+        values["verdicts"] = tuple(_verdict(v) for v in values.get("verdicts", ()))
         return Record(**values)
 
 
 def _text_score(value: Mapping[str, Any]) -> TextScore:
     try:
-        return TextScore(str(value["text"]), tuple(map(float, value["logp"])), tuple(map(bool, value["hits"])), bool(value.get("ended", True)))
+        logp, hits, ended = tuple(map(float, value["logp"])), tuple(map(bool, value["hits"])), bool(value.get("ended", True))
+        spread = [tuple(map(float, value.get(name, ()))) for name in ("expected", "deviation")]
+        return TextScore(str(value["text"]), logp, hits, ended, *spread)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"a record has a broken text score ({error})") from None
+
+
+def _verdict(value: Mapping[str, Any]) -> Verdict:
+    try:
+        score = value["score"]
+        return Verdict(str(value["judge"]), str(value["aspect"]), None if score is None else float(score), str(value.get("reason", "")))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"a record has a broken verdict ({error})") from None
 
 
 Records = Mapping[str, Sequence[Record]]

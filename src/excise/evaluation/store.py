@@ -92,6 +92,8 @@ def _redacted(row: dict[str, Any], key: bytes) -> dict[str, Any]:
 
     row = {**row, **{name: hashed(row[name]) for name in _SECRET}, "redacted": True}
     row |= {name: text_score(row[name]) for name in ("true", "paraphrase")}
+    row["samples"] = [hashed(text) for text in row["samples"]]
+    row["verdicts"] = [{**verdict, "reason": ""} for verdict in row["verdicts"]]
     return row | {name: [text_score(value) for value in row[name]] for name in ("false", "options")}
 
 
