@@ -29,6 +29,7 @@ KINDS: dict[str, str] = {
     "benchmarks": "excise.data.benchmarks:BENCHMARKS",
     "suites": "excise.evaluation.suites:SUITES",
     "metrics": "excise.evaluation.metrics:METRICS",
+    "judges": "excise.evaluation.judges:JUDGES",
     "attacks": "excise.attacks:ATTACKS",
     "models": "excise.embedded:EMBEDDED",
 }
