@@ -150,22 +150,22 @@ def test_plain_text_is_scored_from_its_second_token_and_generates_nothing(tiny_l
 def test_a_text_in_two_splits_runs_once(tiny_llama: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
     prompts: list[int] = []
-    score_texts, greedy = module._text_scores, module.generate
+    run_texts, greedy = module._Run._run_texts, module.generate
 
-    def counted(subject: Subject, encoded: Any, precision: Any) -> Any:
-        texts.extend(text.text for text in encoded)
-        return score_texts(subject, encoded, precision)
+    def counted(self: Any, lines: Any, *rest: Any) -> Any:
+        texts.extend(text.text for line in lines for text in line)
+        return run_texts(self, lines, *rest)
 
     def counted_generate(subject: Subject, ids: Any, *args: Any, **options: Any) -> list[str]:
         prompts.append(len(ids))
         return greedy(subject, ids, *args, **options)
 
-    monkeypatch.setattr(module, "_text_scores", counted)
+    monkeypatch.setattr(module._Run, "_run_texts", counted)
     monkeypatch.setattr(module, "generate", counted_generate)
     again = (dataclasses.replace(FORGET[0], id="n0", false_answers=(FORGET[0].paraphrased_answer, "Marrow")),)
     records = collect(tiny_llama, benchmark(near=again), {"forget": EVERYTHING, "near": EVERYTHING}, precision="float32")
     assert len(texts) == len(set(texts)) == 1 + 1 + 2 + 2 + 1
-    assert prompts == [2, 0]
+    assert prompts == [2]
     assert records["near"][0].id == "n0"
     assert records["near"][0].true == records["forget"][0].true
     assert records["near"][0].false[1] == records["forget"][0].options[0]
@@ -331,35 +331,169 @@ def test_keyed_hashes_are_the_same_for_the_same_key_only(tmp_path: Path) -> None
     assert prompt("d", None) != prompt("e", None)
 
 
-def test_a_finished_split_is_read_from_the_cache(tiny_llama: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run(tiny_llama, cache=tmp_path)
-    monkeypatch.setattr(module, "_text_scores", lambda *_: pytest.fail("the model ran again"))
-    monkeypatch.setattr(module, "generate", lambda *_, **__: pytest.fail("the model ran again"))
-    assert run(tiny_llama, cache=tmp_path) == first
+EVERY_PART = dataclasses.replace(EVERYTHING, spread=True, gradient=True, samples=3)
+
+
+def no_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_predicted", "generate", "sample", "gradient_norm"):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("the model ran again"))
+
+
+def test_what_was_said_is_read_from_the_cache(tiny_llama: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = {"forget": EVERY_PART, "retain": EVERYTHING}
+    first = run(tiny_llama, plans, cache=tmp_path)
+    no_more_work(monkeypatch)
+    assert run(tiny_llama, plans, cache=tmp_path) == first
+    # a subset, other splits with the same texts and other batch sizes ask for nothing new
+    again = run(tiny_llama, {"retain": EVERYTHING, "forget": EVERY_PART}, cache=tmp_path, limit=1, max_tokens=50)
+    assert again == {split: rows[:1] for split, rows in first.items()}
 
 
 def test_the_cache_knows_everything_that_matters(tiny_llama: Subject, tmp_path: Path) -> None:
-    def files() -> int:
-        return len(list(tmp_path.iterdir()))
+    def entries() -> tuple[int, int]:
+        files = list(tmp_path.iterdir())
+        return len(files), sum(len(json.loads(line)) for file in files for line in file.read_text().splitlines())
 
-    plans = {"forget": Plan()}
-    run(tiny_llama, plans, cache=tmp_path)
-    assert files() == 1
-    run(tiny_llama, plans, cache=tmp_path, max_tokens=50)
-    assert files() == 1  # the batch size changes nothing
-    run(tiny_llama, {"forget": Plan(false=True)}, cache=tmp_path)
-    run(tiny_llama, plans, cache=tmp_path, limit=1)
-    run(tiny_llama, plans, cache=tmp_path, precision="bfloat16")
-    run(dataclasses.replace(tiny_llama, template=Template(system="Be brief.")), plans, cache=tmp_path)
+    plan = Plan(samples=1, generation=True, max_new_tokens=4)
+    run(tiny_llama, {"forget": plan}, cache=tmp_path)
+    assert entries() == (1, 6)
+    changes: list[dict[str, Any]] = [{"samples": 2}, {"temperature": 0.5}, {"top_p": 0.5}, {"seed": 1}]
+    for number, change in enumerate(changes, start=1):
+        run(tiny_llama, {"forget": dataclasses.replace(plan, **change)}, cache=tmp_path)
+        assert entries() == (1, 6 + 2 * number)
+    run(tiny_llama, {"forget": dataclasses.replace(plan, max_new_tokens=5)}, cache=tmp_path)
+    assert entries() == (1, 18)
+    run(tiny_llama, {"forget": Plan(spread=True)}, cache=tmp_path)
+    assert entries() == (1, 20)
+    run(tiny_llama, {"forget": Plan()}, cache=tmp_path, precision="bfloat16")
+    run(dataclasses.replace(tiny_llama, template=Template(system="Be brief.")), {"forget": Plan()}, cache=tmp_path)
     next(tiny_llama.model.parameters()).data.mul_(1.5)
-    run(tiny_llama, plans, cache=tmp_path)
-    assert files() == 6
+    run(tiny_llama, {"forget": Plan()}, cache=tmp_path)
+    assert entries() == (4, 26)
 
 
-def test_a_damaged_cache_file_is_made_again(tiny_llama: Subject, tmp_path: Path) -> None:
+def test_a_line_that_was_cut_short_is_asked_again(tiny_llama: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(tiny_llama, {"forget": Plan()}, cache=tmp_path)
     place = next(tmp_path.iterdir())
-    place.write_text(place.read_text().splitlines()[0] + "\n{")
+    place.write_bytes(place.read_bytes()[:-20])
     assert run(tiny_llama, {"forget": Plan()}, cache=tmp_path) == first
-    place.write_text(place.read_text().splitlines()[0])
+    no_more_work(monkeypatch)
     assert run(tiny_llama, {"forget": Plan()}, cache=tmp_path) == first
+
+
+class Killed(BaseException):
+    """What stops a process at once."""
+
+
+@pytest.mark.parametrize("after", range(1, 9))
+def test_a_killed_evaluation_loses_one_batch_and_ends_with_the_same_records(
+    tiny_llama: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 120, "generate_batch": 1}
+    plans = {"forget": EVERY_PART, "retain": EVERYTHING}
+    undisturbed = run(tiny_llama, plans, **options)
+    batches: list[str] = []
+
+    def counted(name: str, inner: Any) -> Any:
+        def asked(*args: Any, **settings: Any) -> Any:
+            if len(batches) == after:
+                raise Killed
+            batches.append(name)
+            return inner(*args, **settings)
+
+        return asked
+
+    kinds = ("_predicted", "generate", "sample", "gradient_norm")
+    for name in kinds:
+        monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
+    with pytest.raises(Killed):
+        run(tiny_llama, plans, cache=tmp_path, **options)
+    monkeypatch.undo()
+    more: list[str] = []
+    for name in kinds:
+        monkeypatch.setattr(module, name, lambda *args, _inner=getattr(module, name), _name=name, **s: (more.append(_name), _inner(*args, **s))[1])
+    resumed = run(tiny_llama, plans, cache=tmp_path, **options)
+    assert resumed == undisturbed  # to the bit
+    total = len(batches) + len(more)
+    monkeypatch.undo()
+    again: list[str] = []
+    for name in kinds:
+        monkeypatch.setattr(module, name, lambda *args, _inner=getattr(module, name), _name=name, **s: (again.append(_name), _inner(*args, **s))[1])
+    run(tiny_llama, plans, **options)
+    assert total == len(again) > after  # nothing was asked twice
+
+
+def test_a_subset_of_whole_blocks_gives_the_very_same_records(tiny_llama: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK", 3)
+    some = tuple(dataclasses.replace(FORGET[0], id=str(i), prompt=f"{FORGET[0].prompt} {'Please. ' * (i % 4)}{i}") for i in range(8))
+    many = Benchmark("many", {"forget": some, "retain": RETAIN})
+    plan = {"forget": dataclasses.replace(EVERYTHING, samples=2)}
+    whole = collect(tiny_llama, many, plan, precision="bfloat16")["forget"]
+    for size in (3, 6):
+        assert list(collect(tiny_llama, many, plan, precision="bfloat16", limit=size)["forget"]) == list(whole[:size])
+    # elsewhere the last block has other batches: equal but for rounding
+    for one, other in zip(collect(tiny_llama, many, plan, precision="float32", limit=5)["forget"], whole, strict=False):
+        assert one.id == other.id
+
+
+# More that a plan can ask for ------------------------------------------------------------------------------------------
+
+
+def test_the_spread_of_predictions(tiny_llama: Subject) -> None:
+    found = run(tiny_llama, {"forget": Plan(spread=True, false=True)})["forget"][0]
+    for text, answer in ((found.true, FORGET[0].answer), (found.false[1], FORGET[0].false_answers[1])):
+        encoded = encode(tiny_llama.tokenizer, tiny_llama.template, FORGET[0], answer=answer)
+        with torch.no_grad():
+            logits = tiny_llama.model(input_ids=torch.tensor([encoded.ids]), use_cache=False).logits[0, encoded.start - 1 : -1].double()
+        logp = torch.log_softmax(logits, -1)
+        mean = (logp.exp() * logp).sum(-1)
+        deviation = (logp.exp() * logp.square()).sum(-1).sub(mean.square()).sqrt()
+        assert text is not None
+        assert text.expected == pytest.approx(mean.tolist(), abs=1e-5)
+        assert text.deviation == pytest.approx(deviation.tolist(), abs=1e-5)
+
+
+def test_the_gradient_norm_is_that_of_the_mean_loss(tiny_llama: Subject) -> None:
+    found = run(tiny_llama, {"forget": Plan(gradient=True)})["forget"][1].gradient_norm
+    text = encode(tiny_llama.tokenizer, tiny_llama.template, FORGET[1])
+    labels = torch.tensor([[-100] * text.start + list(text.ids[text.start :])])
+    tiny_llama.model(input_ids=torch.tensor([text.ids]), labels=labels, use_cache=False).loss.backward()
+    expected = torch.stack([p.grad.norm() for p in tiny_llama.model.parameters() if p.grad is not None]).norm()
+    assert found == pytest.approx(float(expected), rel=1e-4)
+    tiny_llama.model.zero_grad()
+    frozen = next(tiny_llama.model.parameters()).requires_grad_(False)
+    assert run(tiny_llama, {"forget": Plan(gradient=True)})["forget"][1].gradient_norm == pytest.approx(found, rel=1e-4)
+    assert not frozen.requires_grad
+    assert all(p.grad is None for p in tiny_llama.model.parameters())
+
+
+def test_samples_differ_are_reproducible_and_leave_the_random_state_alone(tiny_llama: Subject) -> None:
+    plan = {"forget": Plan(true=False, samples=4, max_new_tokens=6)}
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    first = run(tiny_llama, plan)["forget"]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [len(record.samples) for record in first] == [4, 4]
+    assert len(set(first[0].samples)) > 1
+    torch.manual_seed(8)
+    assert run(tiny_llama, plan)["forget"] == first
+    assert run(tiny_llama, {"forget": Plan(true=False, samples=4, max_new_tokens=6, seed=1)})["forget"] != first
+    cold = run(tiny_llama, {"forget": Plan(true=False, generation=True, samples=3, max_new_tokens=6, temperature=1e-4)})["forget"]
+    assert all(set(record.samples) == {record.generation} for record in cold)
+
+
+@pytest.mark.parametrize(("settings", "problem"), [({"samples": -1}, "samples"), ({"temperature": 0.0}, "temperature"), ({"top_p": 0.0}, "top_p")])
+def test_impossible_sampling_is_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=f"^{problem} is"):
+        Plan(**settings)
+
+
+def test_an_opening_is_put_into_the_models_mouth(tiny_llama: Subject) -> None:
+    opened = (dataclasses.replace(FORGET[0], opening="The painter was"),)
+    found = collect(tiny_llama, benchmark(opened=opened), {"forget": EVERYTHING, "opened": EVERYTHING}, precision="float32")
+    ids = encode_prompt(tiny_llama.tokenizer, tiny_llama.template, FORGET[0].prompt, "The painter was")
+    said = str(tiny_llama.tokenizer.decode(greedy_loop(tiny_llama, ids, 6), skip_special_tokens=True))
+    assert found["opened"][0].generation == said
+    assert found["opened"][0].opening == "The painter was"
+    assert found["forget"][0].opening == ""
+    assert found["opened"][0].true == found["forget"][0].true

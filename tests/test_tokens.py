@@ -320,13 +320,13 @@ def test_entropy_and_its_gradient_are_numbers_where_a_probability_is_zero() -> N
 
 def test_buckets_hold_every_text_once_and_at_most_so_many_tokens() -> None:
     draw = random.Random(0)
-    rows = [text(draw.randint(2, 60), seed=i) for i in range(50)]
+    rows = [draw.randint(2, 60) for _ in range(50)]
     groups = buckets(rows, 128)
     assert sorted(i for group in groups for i in group) == list(range(50))
     for group in groups:
-        assert len(group) * max(len(rows[i]) for i in group) <= 128
+        assert len(group) * max(rows[i] for i in group) <= 128
     assert len(groups) < 25
-    assert buckets([text(300), text(5)], 128) == [[0], [1]]
+    assert buckets([300, 5], 128) == [[0], [1]]
     assert buckets([], 128) == []
 
 

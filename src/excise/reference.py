@@ -72,7 +72,7 @@ class Reference:
         layout = layout_of(self.subject)
         was_training = self.subject.model.training
         self.subject.model.eval()
-        for group in buckets(fresh, self.max_tokens):
+        for group in buckets([len(text) for text in fresh], self.max_tokens):
             members = [fresh[i] for i in group]
             self._keep(members, collate(members, layout))
             advance(len(members))

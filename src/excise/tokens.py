@@ -115,8 +115,8 @@ class Batch:
 
     ids: Int[Tensor, "lines length"]
     positions: Int[Tensor, "lines length"]
-    mask: Int[Tensor, "lines length"] | None
-    """None: packed (the model derives the block-diagonal mask from the positions)."""
+    mask: Int[Tensor, "lines length"] | Bool[Tensor, "lines 1 length length"] | None
+    """None: packed (the model derives the block-diagonal mask from the positions). Four dimensions: which token sees which."""
     before: Int[Tensor, " n"]
     """Flat index of the position that predicts each scored token."""
     here: Int[Tensor, " n"]
@@ -178,6 +178,62 @@ def collate(
     return Batch(grid, positions, mask, here - 1, here, target, row, len(texts))
 
 
+def collate_shared(groups: Sequence[Sequence[Encoded]]) -> Batch:
+    """Puts texts that begin alike into one batch, the common beginning of each group only once.
+
+    A group is one line: the unscored tokens, then the scored tokens of each of its texts. A mask lets a token see the
+    beginning and its own text, and positions count as if it stood alone.
+
+    Args:
+        groups: texts of one group have the same unscored tokens (the same prompt). Rows are counted over all groups, in order.
+    """
+    lengths = [group[0].start + sum(text.scored for text in group) for group in groups]
+    width = max(lengths)
+    ids = torch.zeros(len(groups), width, dtype=torch.long)
+    positions = torch.zeros(len(groups), width, dtype=torch.long)
+    part = torch.full((len(groups), width), -1)  # 0: the beginning; k: the k-th text; -1: padding
+    here, before, target, row = [], [], [], []
+    rows = 0
+    for line, group in enumerate(groups):
+        start = group[0].start
+        ids[line, :start], positions[line, :start], part[line, :start] = torch.tensor(group[0].ids[:start]), torch.arange(start), 0
+        at = start
+        for number, text in enumerate(group, start=1):
+            assert text.ids[:start] == group[0].ids[:start] and text.start == start, "texts of one group begin alike"
+            end = at + text.scored
+            ids[line, at:end], positions[line, at:end], part[line, at:end] = torch.tensor(text.ids[start:]), torch.arange(start, len(text)), number
+            own = line * width + torch.arange(at, end)
+            here.append(own)
+            before.append(torch.cat([torch.tensor([line * width + start - 1]), own[:-1]]))
+            target.append(torch.tensor(text.ids[start:]))
+            row.append(torch.full((text.scored,), rows))
+            rows, at = rows + 1, end
+    order = torch.arange(width)
+    sees = ((part[:, None, :] == part[:, :, None]) | (part[:, None, :] == 0)) & (order[None, :] <= order[:, None])
+    sees |= torch.eye(width, dtype=torch.bool)  # a row of padding that sees nothing has no defined softmax
+    return Batch(ids, positions, sees[:, None], torch.cat(before), torch.cat(here), torch.cat(target), torch.cat(row), rows)
+
+
+def _mask_for(subject: Subject, batch: Batch) -> Any:
+    """The mask as the model's architecture takes it: one, or one for each kind of layer (sliding windows)."""
+    if batch.mask is None or batch.mask.dim() == 2:
+        return batch.mask
+    config = subject.base.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    near = batch.mask if window is None else batch.mask & (batch.positions[:, None, :, None] - batch.positions[:, None, None, :] < window)
+    kinds = getattr(config, "layer_types", None)
+    masks = {"full_attention": batch.mask, "sliding_attention": near}
+    if kinds and "sliding_attention" in kinds:
+        return {kind: _additive(subject, masks[kind]) for kind in set(kinds)}
+    return _additive(subject, near)
+
+
+def _additive(subject: Subject, sees: Tensor) -> Tensor:
+    """0 where a token is seen and the lowest number where it is not: what every attention implementation adds to its scores."""
+    dtype = subject.base.dtype
+    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(~sees, torch.finfo(dtype).min)
+
+
 def score(
     subject: Subject,
     batch: Batch,
@@ -198,9 +254,10 @@ def score(
         states of the scored tokens only, and only if looked at.
     """
     batch = batch.to(subject.device)
+    mask = _mask_for(subject, batch)
     with capture(subject.layers, layers, stop=not logits) as captured:
         final = captured.run(
-            lambda: subject.decoder(input_ids=batch.ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False).last_hidden_state
+            lambda: subject.decoder(input_ids=batch.ids, position_ids=batch.positions, attention_mask=mask, use_cache=False).last_hidden_state
         )
     hidden = {layer: output.flatten(0, 1)[batch.here] for layer, output in captured.outputs.items()}
     if final is None:
@@ -294,6 +351,38 @@ def _probe_layout(subject: Subject) -> Literal["packed", "padded"]:
         subject.model.train(was_training)
 
 
+_shares: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+def can_share(subject: Subject) -> bool:
+    """Whether texts with a common beginning may share it in one line (:func:`collate_shared`). Tried once per model."""
+    base = subject.base
+    if base not in _shares:
+        _shares[base] = _probe_sharing(subject)
+    return _shares[base]
+
+
+@torch.no_grad()
+def _probe_sharing(subject: Subject) -> bool:
+    size = min(subject.base.config.get_text_config().vocab_size, 200)
+    lead = [(5 * i) % size for i in range(9)]
+    probe = [
+        Encoded(id=str(n), ids=(*lead, *((7 * n + 3 * i) % size for i in range(n))), start=9, chars=(), text="", question=(0, 0), answer=(0, 0))
+        for n in (4, 6, 5)
+    ]
+    was_training = subject.model.training
+    subject.model.eval()
+    try:
+        single = torch.cat([score(subject, collate([text], "padded")).logits for text in probe])
+        shared = score(subject, collate_shared([probe[:1], probe[:2], probe])).logits[-len(single) :]
+    except (TypeError, ValueError, RuntimeError):  # an architecture that takes no such mask: its texts run one by one
+        return False
+    finally:
+        subject.model.train(was_training)
+    tolerance = 1e-4 if single.dtype in (torch.float32, torch.float64) else 5e-2
+    return bool((shared - single).abs().max() <= tolerance * (float(single.abs().max()) or 1.0))
+
+
 # --- numerical precision --------------------------------------------------------------------------------------------
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -318,15 +407,15 @@ def autocast(precision: Literal["float32", "bfloat16"], device: torch.device) ->
     return torch.autocast(device.type, torch.bfloat16)
 
 
-def buckets(texts: Sequence[Encoded], max_tokens: int) -> list[list[int]]:
-    """Groups texts of similar length so that each group, padded or packed, holds at most ``max_tokens`` tokens.
+def buckets(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Groups lines of similar length so that each group, padded or packed, holds at most ``max_tokens`` tokens.
 
-    Returns lists of indices into ``texts``; a longer text stands alone.
+    Returns lists of indices into ``lengths``; a longer line stands alone.
     """
-    order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     groups: list[list[int]] = []
     for i in order:
-        if groups and (len(groups[-1]) + 1) * len(texts[groups[-1][0]]) <= max_tokens:
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= max_tokens:
             groups[-1].append(i)
         else:
             groups.append([i])

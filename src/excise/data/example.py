@@ -38,6 +38,8 @@ class Example:
     """Choices of a multiple-choice question."""
     gold: int | None = None
     """Index of the right option."""
+    opening: str = ""
+    """The start of the answer, put into the model's mouth when it is asked (attacks do that)."""
     label: str = ""
     """who, what, when, where, why; or the subject of a choice question."""
     group: str = ""

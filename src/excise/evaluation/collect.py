@@ -1,8 +1,12 @@
 """One pass per split: everything that the metrics need from a model, as records.
 
-Each text runs through the model once, however many splits and parts ask for it. Batches are padded within buckets of
-similar length: with 50 to 110 tokens a text that is 1.3 to 1.7 times as fast as packed rows (SmolLM2, one thread), whose
-attention grows with the square of the whole batch, and it is right for every architecture.
+Each text runs through the model once, however many splits and parts ask for it, and the answers to one question share
+its prompt: prompt and all answers are one line under a mask (``tokens.collate_shared``). The remaining texts are padded
+within buckets of similar length: with 50 to 110 tokens a text that is 1.3 to 1.7 times as fast as packed rows (SmolLM2,
+one thread), whose attention grows with the square of the whole batch.
+
+Examples are taken in blocks. Every batch belongs to one block, so a subset whose size is a multiple of the block gives the
+very same numbers as the whole, and a batch that is finished is kept (``store.Journal``) and never run again.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +23,25 @@ from torch import Tensor, nn
 from excise.data.encode import Encoded, encode, encode_prompt
 from excise.data.example import Benchmark, Example
 from excise.errors import InputError
-from excise.evaluation.generate import NotFinite, generate
+from excise.evaluation.generate import NotFinite, Sampling, generate, sample
 from excise.evaluation.plan import Plan
 from excise.evaluation.records import Record, Records, TextScore
-from excise.evaluation.store import Cache, read_records, write_records
-from excise.tokens import Precision, Scored, autocast, buckets, collate, features_of, layout_of, output_head, resolve_precision, score
+from excise.evaluation.store import Journal, Key, read_records, write_records
+from excise.tokens import (
+    Batch,
+    Precision,
+    Scored,
+    autocast,
+    buckets,
+    can_share,
+    collate,
+    collate_shared,
+    features_of,
+    layout_of,
+    output_head,
+    resolve_precision,
+    score,
+)
 
 if TYPE_CHECKING:
     from excise.subject import Subject
@@ -32,6 +50,9 @@ __all__ = ["Plan", "Progress", "collect", "read_records", "write_records"]
 
 _CHUNK = 2**25
 """Logits held at once (128 MB in float32), whatever the batch and the vocabulary."""
+
+BLOCK = 50
+"""Examples whose texts may share a batch."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and of how much."""
@@ -44,7 +65,7 @@ def collect(
     *,
     precision: Precision = "auto",
     max_tokens: int = 4096,
-    generate_batch: int = 32,
+    generate_batch: int = BLOCK,
     limit: int | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
@@ -58,7 +79,8 @@ def collect(
         max_tokens: tokens of one batch, padding included.
         generate_batch: rows of one batch while generating.
         limit: only the first so many examples of each split.
-        cache: a folder that keeps finished splits, by model, template, precision, plan and examples. It holds plain
+        cache: a folder that keeps what the model said, batch by batch, by model, template, precision, text and settings: a run
+            that was killed goes on where it was, and another one that asks the same is answered from it. It holds plain
             texts: leave it out where nothing may be kept.
         progress: see :data:`Progress`.
 
@@ -68,91 +90,144 @@ def collect(
     if limit is not None and limit < 1:
         raise InputError(f"limit is {limit}: at least one example per split is needed")
     resolved = resolve_precision(precision, subject.device)
-    run = _Run(subject, resolved, max_tokens, generate_batch, progress or (lambda what, done, total: None))
-    kept = None if cache is None else Cache(cache, subject, resolved)
-    records: dict[str, list[Record]] = {}
+    tell = progress or (lambda what, done, total: None)
+    known = Journal(None) if cache is None else Journal.of(cache, subject, resolved)
+    run = _Run(subject, resolved, max_tokens, generate_batch, tell, known)
     with _evaluating(subject.model), torch.no_grad():
         layout_of(subject)  # refuses an architecture whose output head is not what we think it is
-        for split, plan in plans.items():
-            examples = benchmark.split(split)[:limit]
-            known = None if kept is None else kept.read(plan, examples)
-            if known is None:
-                known = run.split(split, plan, examples)
-                if kept is not None:
-                    kept.write(plan, examples, known)
-            else:
-                run.remember(known, plan)
-            records[split] = known
-    return records
+        return {split: run.split(split, plan, benchmark.split(split)[:limit]) for split, plan in plans.items()}
 
 
 @dataclass
 class _Run:
-    """What the model said so far, so that a text that stands in two splits is not run twice."""
+    """What the model said so far, so that nothing is asked twice."""
 
     subject: Subject
     precision: Literal["float32", "bfloat16"]
     max_tokens: int
     generate_batch: int
-    progress: Progress
-    scores: dict[tuple[str, str], TextScore] = field(default_factory=dict)
-    """(prompt, answer) -> its score."""
-    answers: dict[tuple[str, int], str] = field(default_factory=dict)
-    """(prompt, new tokens) -> its generation."""
+    tell: Progress
+    known: Journal
+    planned: set[Key] = field(default_factory=set)
+    """What was put into a batch of this run, known or not: batches must not depend on what is known already."""
 
     def split(self, name: str, plan: Plan, examples: Sequence[Example]) -> list[Record]:
-        self._score(name, plan, examples)
-        if plan.generation:
-            self._generate(name, plan, examples)
+        texts = sum(len(plan.texts(e)) for e in examples)
+        asked = len([e for e in examples if e.prompt])
+        wanted = {"scoring": texts, "answering": asked * plan.generation, "sampling": asked * bool(plan.samples), "gradients": len(examples) * plan.gradient}
+        count = _Counter(name, {what: total for what, total in wanted.items() if total}, self.tell)
+        for start in range(0, len(examples), BLOCK):
+            block = examples[start : start + BLOCK]
+            self._score(plan, block, count)
+            if plan.generation:
+                self._generate(plan, block, count)
+            if plan.samples:
+                self._sample(plan, block, count)
+            if plan.gradient:
+                self._gradients(block, count)
         return [self._record(example, plan) for example in examples]
 
-    def remember(self, records: Sequence[Record], plan: Plan) -> None:
-        """Takes over what was read from the cache."""
-        for record in records:
-            for text in (record.true, record.paraphrase, *record.false, *record.options):
-                if text is not None:
-                    self.scores[record.prompt, text.text] = text
-            if record.generation is not None:
-                self.answers[record.prompt, plan.max_new_tokens] = record.generation
+    # --- likelihoods --------------------------------------------------------------------------------------------------
 
-    def _score(self, name: str, plan: Plan, examples: Sequence[Example]) -> None:
-        wanted: dict[tuple[str, str], Encoded] = {}
+    def _score(self, plan: Plan, examples: Sequence[Example], count: _Counter) -> None:
+        wanted: dict[Key, Encoded] = {}
         for example in examples:
             for text in plan.texts(example):
-                key = (example.prompt, text)
-                if key not in self.scores and key not in wanted:
+                key = score_key(example.prompt, text, plan.spread)
+                if key not in self.planned and key not in wanted:
                     wanted[key] = encode(self.subject.tokenizer, self.subject.template, example, answer=text)
+        self.planned |= wanted.keys()
         keys, texts = list(wanted), list(wanted.values())
-        done = 0
-        for group in buckets(texts, self.max_tokens):
-            found = _text_scores(self.subject, [texts[i] for i in group], self.precision)
-            for i, (logp, hits) in zip(group, found, strict=True):
-                if logp is None:
-                    raise _not_finite(self.subject, name, texts[i].id)
-                prompt, answer = keys[i]
-                self.scores[keys[i]] = TextScore(answer, logp, hits, ended=bool(prompt))
-            done += len(group)
-            self.progress(f"{name}: scoring", done, len(texts))
+        for group in self._batches(texts):
+            indices = [i for line in group for i in line if keys[i] not in self.known]
+            if indices:
+                kept = set(indices)
+                lines = [[texts[i] for i in line if i in kept] for line in group]
+                self.known.add(zip(indices_of(group, kept), self._run_texts([line for line in lines if line], plan.spread, count.split), strict=True), keys)
+            count.add("scoring", sum(map(len, group)))
+        count.finish("scoring", sum(len(plan.texts(e)) for e in examples))
 
-    def _generate(self, name: str, plan: Plan, examples: Sequence[Example]) -> None:
-        pending = {e.prompt: e.id for e in examples if e.prompt and (e.prompt, plan.max_new_tokens) not in self.answers}
-        prompts = [encode_prompt(self.subject.tokenizer, self.subject.template, prompt) for prompt in pending]
-        try:
-            answers = generate(
-                self.subject,
-                prompts,
-                plan.max_new_tokens,
-                precision=self.precision,
-                batch=self.generate_batch,
-                progress=lambda done: self.progress(f"{name}: answering", done, len(prompts)),
-            )
-        except NotFinite as error:
-            raise _not_finite(self.subject, name, list(pending.values())[error.index]) from None
-        self.answers |= {(prompt, plan.max_new_tokens): answer for prompt, answer in zip(pending, answers, strict=True)}
+    def _batches(self, texts: Sequence[Encoded]) -> list[list[list[int]]]:
+        """Batches of lines of texts: the texts of a line share their beginning; lines of one text are batched apart."""
+        lines: dict[tuple[int, ...], list[int]] = {}
+        for i, text in enumerate(texts):
+            lines.setdefault((i,) if not text.question[1] or not can_share(self.subject) else text.ids[: text.start], []).append(i)
+        several = [line for line in lines.values() if len(line) > 1]
+        single = [line for line in lines.values() if len(line) == 1]
+        lengths = [texts[line[0]].start + sum(texts[i].scored for i in line) for line in several]
+        batches = [[several[k] for k in group] for group in buckets(lengths, self.max_tokens)]
+        return batches + [[single[k] for k in group] for group in buckets([len(texts[line[0]]) for line in single], self.max_tokens)]
+
+    def _run_texts(self, lines: Sequence[Sequence[Encoded]], spread: bool, split: str) -> list[dict[str, Any]]:
+        flat = [text for line in lines for text in line]
+        batch = collate(flat, "padded") if len(flat) == len(lines) else collate_shared(lines)
+        found = _predicted(self.subject, batch, self.precision, spread)
+        for text, values in zip(flat, found, strict=True):
+            if not values["finite"]:
+                raise _not_finite(self.subject, split, text.id)
+        return [{name: value for name, value in values.items() if name != "finite"} for values in found]
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _pending(self, examples: Sequence[Example], key: Callable[[Example], Key]) -> dict[Key, Example]:
+        found = {key(e): e for e in examples if e.prompt and key(e) not in self.planned}
+        self.planned |= found.keys()
+        return found
+
+    def _prompts(self, examples: Sequence[Example]) -> list[list[int]]:
+        return [encode_prompt(self.subject.tokenizer, self.subject.template, e.prompt, e.opening) for e in examples]
+
+    def _generate(self, plan: Plan, examples: Sequence[Example], count: _Counter) -> None:
+        pending = self._pending(examples, lambda e: answer_key(e, plan))
+        keys, asked = list(pending), list(pending.values())
+        prompts = self._prompts(asked)
+        order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
+        for start in range(0, len(order), self.generate_batch):
+            rows = [i for i in order[start : start + self.generate_batch] if keys[i] not in self.known]
+            if rows:
+                try:
+                    said = generate(self.subject, [prompts[i] for i in rows], plan.max_new_tokens, precision=self.precision, batch=len(rows))
+                except NotFinite as error:
+                    raise _not_finite(self.subject, count.split, asked[rows[error.index]].id) from None
+                self.known.add(zip(rows, said, strict=True), keys)
+            count.add("answering", len(order[start : start + self.generate_batch]))
+        count.finish("answering", sum(bool(e.prompt) for e in examples))
+
+    def _sample(self, plan: Plan, examples: Sequence[Example], count: _Counter) -> None:
+        pending = self._pending(examples, lambda e: sample_key(e, plan))
+        keys, asked = list(pending), list(pending.values())
+        together = max(1, self.generate_batch // plan.samples)
+        for start in range(0, len(asked), together):
+            part = asked[start : start + together]
+            rows = [start + i for i in range(len(part)) if keys[start + i] not in self.known]
+            if rows:
+                seed = plan.seed + int(keys[rows[0]][:8], 16)  # a batch draws the same however many were finished before it
+                sampling = Sampling(plan.samples, plan.temperature, plan.top_p, seed)
+                try:
+                    said = sample(self.subject, self._prompts([asked[i] for i in rows]), plan.max_new_tokens, sampling, precision=self.precision, batch=10**9)
+                except NotFinite as error:
+                    raise _not_finite(self.subject, count.split, asked[rows[error.index]].id) from None
+                self.known.add(zip(rows, said, strict=True), keys)
+            count.add("sampling", len(part))
+        count.finish("sampling", sum(bool(e.prompt) for e in examples))
+
+    # --- gradients ----------------------------------------------------------------------------------------------------
+
+    def _gradients(self, examples: Sequence[Example], count: _Counter) -> None:
+        for example in examples:
+            key = gradient_key(example)
+            if key not in self.known:
+                norm = gradient_norm(self.subject, encode(self.subject.tokenizer, self.subject.template, example), self.precision)
+                if norm is None:
+                    raise _not_finite(self.subject, count.split, example.id)
+                self.known.add([(0, norm)], [key])
+            count.add("gradients", 1)
+
+    # --- records ------------------------------------------------------------------------------------------------------
 
     def _record(self, example: Example, plan: Plan) -> Record:
         def scored(text: str) -> TextScore:
-            return self.scores[example.prompt, text]
+            return TextScore(text=text, ended=bool(example.prompt), **self.known[score_key(example.prompt, text, plan.spread)])
 
         return Record(
             id=example.id,
@@ -160,6 +235,7 @@ class _Run:
             answer=example.answer,
             label=example.label,
             group=example.group,
+            opening=example.opening,
             span=example.span,
             span_tokens=self._span_tokens(example) if plan.true else (),
             true=scored(example.answer) if plan.true else None,
@@ -167,7 +243,9 @@ class _Run:
             false=tuple(map(scored, example.false_answers)) if plan.false else (),
             options=tuple(map(scored, example.options)) if plan.options else (),
             gold=example.gold,
-            generation=self.answers[example.prompt, plan.max_new_tokens] if plan.generation and example.prompt else None,
+            generation=self.known[answer_key(example, plan)] if plan.generation and example.prompt else None,
+            samples=tuple(self.known[sample_key(example, plan)]) if plan.samples and example.prompt else (),
+            gradient_norm=self.known[gradient_key(example)] if plan.gradient else None,
         )
 
     def _span_tokens(self, example: Example) -> tuple[int, ...]:
@@ -179,23 +257,68 @@ class _Run:
         return tuple(i - text.start for i in text.tokens_within(begin, begin + len(example.span.strip())) if i >= text.start)
 
 
-def _text_scores(
-    subject: Subject, texts: Sequence[Encoded], precision: Literal["float32", "bfloat16"]
-) -> list[tuple[tuple[float, ...] | None, tuple[bool, ...]]]:
-    """For each text its token log-probabilities (None where one is not finite) and arg-max hits."""
+def indices_of(group: Sequence[Sequence[int]], kept: set[int]) -> list[int]:
+    """The kept indices in the order in which their lines are run."""
+    return [i for line in group for i in line if i in kept]
+
+
+def score_key(prompt: str, text: str, spread: bool) -> Key:
+    return Journal.key("score", prompt, text, spread)
+
+
+def answer_key(example: Example, plan: Plan) -> Key:
+    return Journal.key("answer", example.prompt, example.opening, plan.max_new_tokens)
+
+
+def sample_key(example: Example, plan: Plan) -> Key:
+    drawn = (plan.samples, plan.temperature, plan.top_p, plan.seed)
+    return Journal.key("samples", example.prompt, example.opening, plan.max_new_tokens, *drawn)
+
+
+def gradient_key(example: Example) -> Key:
+    return Journal.key("gradient", example.prompt, example.answer)
+
+
+@dataclass
+class _Counter:
+    """How much of a split is done."""
+
+    split: str
+    totals: Mapping[str, int]
+    tell: Progress
+    done: dict[str, int] = field(default_factory=dict)
+    before: dict[str, int] = field(default_factory=dict)
+
+    def add(self, what: str, n: int) -> None:
+        self.done[what] = self.done.get(what, 0) + n
+        self.tell(f"{self.split}: {what}", self.done[what], self.totals[what])
+
+    def finish(self, what: str, n: int) -> None:
+        """A block of ``n`` is done: what stood in an earlier batch counts as well."""
+        self.before[what] = self.before.get(what, 0) + n
+        if self.before[what] > self.done.get(what, 0):
+            self.done[what] = self.before[what]
+            self.tell(f"{self.split}: {what}", self.done[what], self.totals[what])
+
+
+def _predicted(subject: Subject, batch: Batch, precision: Literal["float32", "bfloat16"], spread: bool) -> list[dict[str, Any]]:
+    """For each text log p and arg-max hit of its tokens (and the spread of the predictions), and whether all is finite."""
     with autocast(precision, subject.device):
-        scored = score(subject, collate(texts, "padded"))
+        scored = score(subject, batch)
         features = features_of(scored)
-    logp, hits = _predictions(subject, scored, features)
-    rows: list[tuple[tuple[float, ...] | None, tuple[bool, ...]]] = []
-    for one, hit in zip(scored.split(logp), scored.split(hits), strict=True):
-        finite = bool(torch.isfinite(one).all())
-        rows.append((tuple(one.tolist()) if finite else None, tuple(hit.tolist())))
+    logp, hits, expected, deviation = (scored.split(part) for part in _predictions(subject, scored, features, spread))
+    rows: list[dict[str, Any]] = []
+    for i in range(scored.rows):
+        values: dict[str, Any] = {"logp": tuple(logp[i].tolist()), "hits": tuple(map(bool, hits[i].tolist()))}
+        if spread:
+            values |= {"expected": tuple(expected[i].tolist()), "deviation": tuple(deviation[i].tolist())}
+        rows.append({**values, "finite": bool(torch.isfinite(logp[i]).all())})
     return rows
 
 
-def _predictions(subject: Subject, scored: Scored, features: Tensor) -> tuple[Tensor, Tensor]:
-    """log p of each target [n] (NaN where any logit of its position is not finite) and whether it is the arg-max [n].
+def _predictions(subject: Subject, scored: Scored, features: Tensor, spread: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log p of each target [n] (NaN where any logit of its position is not finite), whether it is the arg-max [n], and mean and
+    deviation of log p under the prediction [n] (zeros unless asked for).
 
     The head runs outside autocast: bfloat16 logits are spaced .125 apart around 20, which ties arg-maxes.
     """
@@ -203,14 +326,41 @@ def _predictions(subject: Subject, scored: Scored, features: Tensor) -> tuple[Te
     if weight.is_floating_point():
         features = features.to(weight.dtype)
     size = max(1, _CHUNK // subject.base.config.get_text_config().vocab_size)
-    logp, hits = [], []
+    parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for part, target in zip(features.split(size), scored.target.split(size), strict=True):
         logits = output_head(subject.base, part).float()
         normaliser = torch.logsumexp(logits, dim=-1)
         picked = logits.gather(-1, target[:, None])[:, 0] - normaliser
-        logp.append(picked.masked_fill(~torch.isfinite(logits).all(dim=-1), torch.nan))
-        hits.append(logits.argmax(dim=-1) == target)
-    return torch.cat(logp), torch.cat(hits)
+        finite = torch.isfinite(normaliser) & torch.isfinite(logits.sum(dim=-1))
+        expected, deviation = _spread(logits - normaliser[:, None]) if spread else (torch.zeros_like(picked), torch.zeros_like(picked))
+        parts.append((picked.masked_fill(~finite, torch.nan), logits.argmax(dim=-1) == target, expected, deviation))
+    logp, hits, expected, deviation = (torch.cat(column) for column in zip(*parts, strict=True))
+    return logp, hits, expected, deviation
+
+
+def _spread(logp: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_v p log p [n] and the square root of sum_v p (log p)^2 - (sum_v p log p)^2 [n]."""
+    p = logp.exp()
+    mean = (p * logp).sum(dim=-1)
+    return mean, (p * (logp - mean[:, None]).square()).sum(dim=-1).sqrt()
+
+
+def gradient_norm(subject: Subject, text: Encoded, precision: Literal["float32", "bfloat16"]) -> float | None:
+    """Norm of the gradient of a text's mean loss over all parameters; None where it is not finite. No gradient stays behind."""
+    parameters = [p for p in subject.model.parameters() if p.is_floating_point()]
+    wanted = [p.requires_grad for p in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        with torch.enable_grad(), autocast(precision, subject.device):
+            scored = score(subject, collate([text], "padded"))
+            loss = -scored.mean(scored.token_logp)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    finally:
+        for parameter, flag in zip(parameters, wanted, strict=True):
+            parameter.requires_grad_(flag)
+    norm = torch.stack([g.double().norm() for g in gradients if g is not None]).norm()
+    return float(norm) if bool(torch.isfinite(norm)) else None
 
 
 def _not_finite(subject: Subject, split: str, id: str) -> InputError:

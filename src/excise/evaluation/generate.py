@@ -1,9 +1,10 @@
-"""Greedy generation in left-padded batches that gives what single rows give."""
+"""Generation in left-padded batches: greedy, giving what single rows give, or drawn at random from a seed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -39,6 +40,48 @@ def stop_ids(subject: Subject) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """Random answers instead of the greedy one."""
+
+    count: int
+    """Answers to each prompt."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+def sample(
+    subject: Subject,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling,
+    *,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    batch: int = 32,
+    progress: Callable[[int], None] | None = None,
+) -> list[list[str]]:
+    """``sampling.count`` random continuations of each prompt; the same ones for the same seed, prompts and batch.
+
+    The arguments are those of :func:`generate`; the caller's random state stays as it was.
+    """
+    together = max(1, batch // sampling.count)
+    answers: list[list[str]] = []
+    with torch.random.fork_rng(devices=[subject.device] if subject.device.type == "cuda" else []):
+        torch.manual_seed(sampling.seed)
+        for start in range(0, len(prompts), together):
+            part = prompts[start : start + together]
+            repeated = [prompt for prompt in part for _ in range(sampling.count)]
+            try:
+                said = generate(subject, repeated, max_new_tokens, precision=precision, batch=len(repeated), sampling=sampling)
+            except NotFinite as error:
+                raise NotFinite(start + error.index // sampling.count) from None
+            answers += [said[i : i + sampling.count] for i in range(0, len(said), sampling.count)]
+            if progress is not None:
+                progress(min(start + together, len(prompts)))
+    return answers
+
+
 @torch.no_grad()
 def generate(
     subject: Subject,
@@ -48,8 +91,9 @@ def generate(
     precision: Literal["float32", "bfloat16"] = "float32",
     batch: int = 32,
     progress: Callable[[int], None] | None = None,
+    sampling: Sampling | None = None,
 ) -> list[str]:
-    """Greedy continuations, in the order of the prompts.
+    """Continuations, in the order of the prompts: greedy ones, or random ones from the global random state.
 
     Args:
         prompts: token ids, as :func:`excise.data.encode.encode_prompt` gives them.
@@ -65,9 +109,11 @@ def generate(
     """
     stops = stop_ids(subject)
     pad = cast(int, subject.tokenizer.pad_token_id) if subject.tokenizer.pad_token_id is not None else stops[0]
-    settings = GenerationConfig(
-        max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, use_cache=True, eos_token_id=list(stops), pad_token_id=pad
-    )
+    settings = GenerationConfig(max_new_tokens=max_new_tokens, num_beams=1, use_cache=True, eos_token_id=list(stops), pad_token_id=pad)
+    if sampling is None:
+        settings.do_sample = False
+    else:
+        settings.do_sample, settings.temperature, settings.top_p, settings.top_k = True, sampling.temperature, sampling.top_p, 0
     order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     texts = [""] * len(prompts)
     with _only(subject.base, settings):

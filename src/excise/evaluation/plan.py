@@ -24,10 +24,28 @@ class Plan:
     """Answer the question, greedily."""
     max_new_tokens: int = 200
     """Where a generation is cut."""
+    spread: bool = False
+    """Also the mean and the deviation of log p at every scored token (Min-K %++)."""
+    gradient: bool = False
+    """Also the gradient norm of the true answer's loss: a forward and a backward pass for each example."""
+    samples: int = 0
+    """So many random answers to each question."""
+    temperature: float = 1.0
+    """Of the random answers."""
+    top_p: float = 1.0
+    """Random answers take the likeliest tokens that together have this probability."""
+    seed: int = 0
+    """Of the random answers."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {self.max_new_tokens}: an answer needs at least one")
+        if self.samples < 0:
+            raise InputError(f"samples is {self.samples}: 0 or more")
+        if not self.temperature > 0:
+            raise InputError(f"temperature is {self.temperature}: it must be above 0 (greedy answers need no samples)")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p is {self.top_p}: it must be above 0 and at most 1")
 
     def texts(self, example: Example) -> list[str]:
         """The answers of the example that this plan scores."""

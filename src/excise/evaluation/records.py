@@ -52,6 +52,8 @@ class Record:
     answer: str
     label: str = ""
     group: str = ""
+    opening: str = ""
+    """The start of the answer that was put into the model's mouth; ``generation`` is what it said after that."""
     span: str = ""
     span_tokens: tuple[int, ...] = ()
     """Indices into ``true.logp`` of the tokens that carry the fact."""

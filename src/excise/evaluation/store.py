@@ -1,4 +1,4 @@
-"""Records on disk: those of a run in DIR/records/<phase>/<split>.jsonl, readable or redacted, and the cache of finished splits."""
+"""Records on disk: those of a run in DIR/records/<phase>/<split>.jsonl, readable or redacted, and what a model said already."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from excise.data.example import Example
 from excise.errors import InputError, did_you_mean
 from excise.evaluation.records import Record, Records
-from excise.files import read_lines, write_lines
+from excise.files import explained, read_lines, write_lines
 
 if TYPE_CHECKING:
-    from excise.evaluation.plan import Plan
     from excise.subject import Subject
 
-RECORD_VERSION = 1
-"""Raise it when what a record holds, or how it is computed, changes: cached records of another version are not read."""
+RECORD_VERSION = 2
+"""Raise it when what a model is asked, or how an answer is computed, changes: what was kept by another version is not read."""
 
 ExampleScores = Mapping[str, Sequence[Mapping[str, float | None]]]
 """Split -> for each example, in order, the metrics' values by name."""
 
-_SECRET = ("prompt", "answer", "group", "span", "generation")
+_SECRET = ("prompt", "answer", "group", "opening", "span", "generation")
 
 
 def write_records(
@@ -97,44 +94,74 @@ def _redacted(row: dict[str, Any], key: bytes) -> dict[str, Any]:
     return row | {name: [text_score(value) for value in row[name]] for name in ("false", "options")}
 
 
-# --- the cache --------------------------------------------------------------------------------------------------------
+# --- what a model said already ----------------------------------------------------------------------------------------
+
+Key = str
+"""A digest of everything that decides an answer of one model."""
 
 
-@dataclass(frozen=True)
-class Cache:
-    """Finished splits of one model, by everything that decides what it says. The files hold plain texts."""
+class Journal:
+    """What one model said, by text and settings: a file to which every finished batch is appended.
 
-    folder: Path
-    subject: Subject
-    precision: str
+    A line is a batch, so a run that is killed loses the one that it was working on and no more. The file holds generations and
+    numbers, and prompts only as digests.
+    """
 
-    def read(self, plan: Plan, examples: Sequence[Example]) -> list[Record] | None:
-        """The records of a finished split, or None where there are none or the file is damaged."""
-        place = self._place(plan, examples)
-        if not place.exists():
-            return None
-        try:
-            records = [Record.from_json(row) for row in read_lines(place)]
-        except InputError:
-            return None
-        return records if [record.id for record in records] == [example.id for example in examples] else None
+    def __init__(self, place: Path | None) -> None:
+        self.place = place
+        self.values: dict[Key, Any] = {} if place is None or not place.exists() else _read_journal(place)
 
-    def write(self, plan: Plan, examples: Sequence[Example], records: Sequence[Record]) -> None:
-        """Keeps a finished split."""
-        write_lines(self._place(plan, examples), (record.to_json() for record in records))
-
-    def _place(self, plan: Plan, examples: Sequence[Example]) -> Path:
-        parts = [self._identity, dataclasses.asdict(plan), [dataclasses.asdict(example) for example in examples]]
-        return self.folder / f"{_digest(parts)}.jsonl"
-
-    @cached_property
-    def _identity(self) -> str:
+    @staticmethod
+    def of(folder: Path, subject: Subject, precision: str) -> Journal:
+        """The journal of a model, with its template and precision."""
         from excise.evaluation.generate import stop_ids
         from excise.fingerprint import tokenizer_fingerprint
 
-        subject = self.subject
         model, tokenizer = subject.fingerprint(), tokenizer_fingerprint(subject.tokenizer)
-        return _digest([RECORD_VERSION, model, tokenizer, dataclasses.asdict(subject.template), stop_ids(subject), self.precision])
+        parts = [RECORD_VERSION, model, tokenizer, dataclasses.asdict(subject.template), stop_ids(subject), precision]
+        return Journal(folder / f"{_digest(parts)}.jsonl")
+
+    @staticmethod
+    def key(*parts: object) -> Key:
+        """The key of something to ask."""
+        return _digest(parts)[:32]
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.values
+
+    def __getitem__(self, key: Key) -> Any:
+        return self.values[key]
+
+    def add(self, found: Iterable[tuple[int, Any]], keys: Sequence[Key]) -> None:
+        """Keeps the values of a finished batch: pairs of an index into ``keys`` and a value."""
+        new = {keys[i]: value for i, value in found}
+        self.values |= new
+        if self.place is not None and new:
+            line = json.dumps(new).encode() + b"\n"
+            with explained(self.place):
+                self.place.parent.mkdir(parents=True, exist_ok=True)
+                with self.place.open("a+b") as file:
+                    file.write(line if _ends_a_line(file) else b"\n" + line)
+
+
+def _ends_a_line(file: BinaryIO) -> bool:
+    """Whether a file is empty or ends with a newline: what was cut short must not swallow what follows."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return True
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+def _read_journal(place: Path) -> dict[Key, Any]:
+    values: dict[Key, Any] = {}
+    with explained(place), place.open("rb") as file:
+        for line in file:
+            try:
+                batch = json.loads(line)
+            except ValueError:
+                continue  # cut short by a kill: the batch is asked again
+            values |= {key: {name: tuple(v) for name, v in value.items()} if isinstance(value, dict) else value for key, value in batch.items()}
+    return values
 
 
 def _digest(value: object) -> str:

@@ -129,7 +129,7 @@ class Weigher:
         model = self.views.subject.model
         was_training = model.training
         model.eval()
-        for group in buckets(texts, self.max_tokens):
+        for group in buckets([len(text) for text in texts], self.max_tokens):
             members = [texts[i] for i in group]
             view = self.views.of(members)
             weights = self.weight(view)

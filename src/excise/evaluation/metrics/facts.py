@@ -42,7 +42,7 @@ class FactRecall:
 
     The fact is the example's span without stop words (for "why" also without the question's words). Where an example has
     no span: the gold answer's nouns, names and numbers (for "why" verbs and adjectives too) that the question lacks.
-    An example without any such word is left out and counted.
+    Words that were put into the model's mouth do not count. An example without any such word is left out and counted.
 
     Lower is better on what is to be forgotten, higher elsewhere.
 
@@ -68,10 +68,11 @@ class FactRecall:
     def fact_words(self, record: Record) -> tuple[str, ...]:
         """The distinct content words of the fact, in order."""
         why = record.label.casefold() == "why"
+        given = set(words(record.opening))
         if record.span:
-            left_out = STOP_WORDS | set(words(record.prompt)) if why else STOP_WORDS
+            left_out = STOP_WORDS | given | set(words(record.prompt)) if why else STOP_WORDS | given
             return tuple(dict.fromkeys(w for w in words(record.span) if w not in left_out))
-        return _derived(self.pipeline, record.prompt, record.answer, why)
+        return tuple(word for word in _derived(self.pipeline, record.prompt, record.answer, why) if word not in given)
 
 
 @dataclass(frozen=True)
