@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -227,6 +228,8 @@ def main() -> None:
     """Entry point: exit code 0 done, 2 the input was wrong (one line, no traceback), 1 anything else."""
     from excise.errors import InputError
 
+    for name in ("torchao", "torch.utils._pytree"):  # PEFT imports torchao where it is installed, which warns of other devices' kernels
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         app(standalone_mode=False)
     except InputError as error:
