@@ -45,8 +45,8 @@ class Recipe:
     method: Any
     """``name`` of the method (``a+b`` runs a, then b) and its settings; or a list of such mappings."""
     evaluation: Evaluation = field(default_factory=Evaluation)
-    attacks: tuple[Mapping[str, Any], ...] = ()
-    """What is tried to bring the knowledge back."""
+    attacks: tuple[str | Mapping[str, Any], ...] = ()
+    """What is tried to bring the knowledge back: names, or mappings with ``name``, settings and perhaps a ``label``."""
     privacy: Literal["keep", "redact"] = "keep"
     """redact: no prompt, answer or generation is written anywhere, only ids, keyed hashes and scores."""
     seed: int = 0
@@ -77,6 +77,7 @@ class Recipe:
         recipe.methods()
         recipe.suite()
         recipe.model_spec()
+        recipe.attack_list()
         return recipe
 
     # --- what the parts stand for -------------------------------------------------------------------------------------
@@ -125,12 +126,21 @@ class Recipe:
         length = self.evaluation.max_new_tokens
         return suite() if length is None or "max_new_tokens" not in inspect.signature(suite).parameters else suite(max_new_tokens=length)
 
+    def attack_list(self) -> Any:
+        """The attacks with their labels (``excise.attacks.series.Named``)."""
+        from excise.attacks.series import build_attacks
+
+        return build_attacks(self.attacks)
+
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def expanded(self) -> dict[str, Any]:
         """Every setting with its value, as plain data."""
         loader = self.benchmark_loader()
-        values = plain(dataclasses.replace(self, model=None, data={}, method=None))
+        from excise.attacks.series import expanded
+
+        values = plain(dataclasses.replace(self, model=None, data={}, method=None, attacks=()))
+        values["attacks"] = expanded(self.attack_list())
         values["model"] = plain(self.model_spec())
         values["data"] = {"name": self.data["name"], **plain(loader)}
         entries = self.method if isinstance(self.method, list) else [self.method]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import shutil
@@ -15,6 +16,8 @@ import torch
 from filelock import FileLock, Timeout
 
 from excise import environment as surroundings
+from excise.attacks.scene import Scene
+from excise.attacks.series import TWIN, add_steps_to_half, run_attacks
 from excise.attribute import attribute
 from excise.data.example import Benchmark
 from excise.errors import InputError
@@ -116,12 +119,18 @@ class _Run:
         self.redact = self.recipe.privacy == "redact"
         self.suite: Suite = self.recipe.suite()
         self.precision: Precision = self.recipe.precision
+        self.attacks = self.recipe.attack_list()
 
     def go(self) -> dict[str, Any]:
         recipe, begun = self.recipe, time.time()
         torch.manual_seed(recipe.seed)
         benchmark: Benchmark = recipe.benchmark_loader()()
         self.suite.sources(benchmark)
+        if self.attacks:  # whatever does not fit is said before anything costs time
+            subject = load(recipe.model_spec())
+            for named in self.attacks:
+                named.attack.check(self._scene(subject, benchmark))
+            del subject
         retrained = self._retrained(benchmark)
         subject = load(recipe.model_spec())
         precision = resolve_precision(self.precision, subject.device)
@@ -157,6 +166,8 @@ class _Run:
         self.narrator.say("Saving the model, and checking that it loads again with the same predictions.")
         save(subject, self.work / "model", provenance=provenance, merge=recipe.merge, overwrite=True)
         after = self._evaluate("after", subject, benchmark, retrained)
+        self._attack(subject, benchmark, "")
+        add_steps_to_half(self.evaluations, self.suite.name)
         update_card(self.work / "model", {name: s["value"] for name, s in after.items() if "@" not in name})
         result = {
             "schema": SCHEMA,
@@ -187,6 +198,7 @@ class _Run:
         twin = load(ModelSpec(path=str(inner if inner.is_dir() else path), template=spec.template, system=spec.system))
         records, scores = self._collect(twin, benchmark, None, itself=True)
         self._keep("retrained", records, scores)
+        self._attack(twin, benchmark, TWIN)
         del twin
         gc.collect()
         return records
@@ -200,6 +212,30 @@ class _Run:
         write_records(self.work, phase, records, redact=self.redact, scores=per_example(records, self.suite))
         self.evaluations[phase] = {self.suite.name: values}
         return values
+
+    def _scene(self, subject: Subject, benchmark: Benchmark) -> Scene:
+        settings = self.recipe.evaluation
+        limited = (
+            benchmark
+            if settings.limit is None
+            else dataclasses.replace(benchmark, splits={s: e[: settings.limit] for s, e in benchmark.splits.items()})
+        )
+        return Scene(
+            subject,
+            limited,
+            self.suite,
+            self.recipe.seed,
+            self.precision,
+            settings.batch,
+            cache=None if self.redact else cache_folder() / "records",
+            folder=self.work / "attacks",
+            narrator=self.narrator,
+            progress=narrated(self.narrator),
+        )
+
+    def _attack(self, subject: Subject, benchmark: Benchmark, whose: str) -> None:
+        if self.attacks:
+            self.evaluations |= run_attacks(self.attacks, self._scene(subject, benchmark), whose, self.work, redact=self.redact)
 
     def _collect(
         self, subject: Subject, benchmark: Benchmark, retrained: Records | None, *, itself: bool = False, cached: bool = True

@@ -69,7 +69,9 @@ class Probe:
         groups = [e.group or e.id for e in examples]
         ranks = {layer: ranking(states[layer], owner, truth, groups, self.folds, self.ridge) for layer in layers}
         lens = _lens(scene, [e for e in examples if e.span and e.prompt], layers)
-        curve = tuple({"layer": float(layer), "probe_auc": float(ranks[layer].mean()), **({"lens_logp": lens[layer][0]} if lens else {})} for layer in layers)
+        curve = tuple(
+            {"layer": float(layer), "probe_auc": float(ranks[layer].mean()), **({"lens_logp": lens[layer][0]} if lens else {})} for layer in layers
+        )
         best = max(layers, key=lambda layer: float(ranks[layer].mean()))
         values = ranks[best]
         interval = bootstrap(lambda counts: counts @ values / len(values), [len(values)])

@@ -24,6 +24,9 @@ LANGUAGES = {
 }
 """Instructions to answer in another language."""
 
+APART = ("choice", "reversed")
+"""Ways of asking that do not count for the answer that tells most: one gives the answer away, the other asks for something else."""
+
 Rewrite = Callable[[Example, "Prompts", Scene], list[Example]]
 
 
@@ -36,7 +39,7 @@ class Prompts:
 
     Kinds: ``paraphrase`` (the example's other phrasings), ``prefix`` (an appeal to ignore what was trained), ``role_play``,
     ``affirmative`` (the answer begins "Sure"), ``few_shot`` (answered questions from the retain split), ``choice`` (the options
-    are listed), ``completion`` (the answer up to the fact is put into the model's mouth), ``partial`` (its first ``tokens`` words),
+    are listed; scored apart, since the answer stands in the question), ``completion`` (the answer up to the fact is put into the model's mouth), ``partial`` (its first ``tokens`` words),
     ``reversed`` (which one is it that ...? asked for the name; scored apart), and a language (de, es, fr, it, pt).
 
     Paper: Lynch et al. 2024, "Eight Methods to Evaluate Robust Unlearning in LLMs" (arXiv 2402.16835); Patil et al. 2024, "Can Sensitive
@@ -79,7 +82,7 @@ class Prompts:
             for record, value in found:
                 if value is not None and value >= values.get(record.id, -1.0):
                     values[record.id] = value
-                if kind != "reversed" and value is not None and value > (told[record.id] if told[record.id] is not None else -1.0):  # type: ignore[operator]
+                if kind not in APART and value is not None and value > (told[record.id] if told[record.id] is not None else -1.0):  # type: ignore[operator]
                     told[record.id], best[record.id] = value, record
             reason = f"no forget example can be asked this way ({kind})"
             scores[f"forget.fact_recall@{kind}"] = mean_score(list(values.values()), "lower", "bootstrap", reason)

@@ -14,6 +14,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
+from excise.attacks.scene import Outcome, Scene
 from excise.errors import InputError
 from excise.ggml import Role, block, round_trip, stored_as
 from excise.subject import Subject
@@ -50,10 +51,25 @@ class Quantise:
     """int4: how many neighbours in a row share a scale; 32 or 128 is usual."""
     head: bool = False
     """int8 and int4: whether the output head is rounded too; a head tied to the embedding gets weights of its own for it."""
+    splits: tuple[str, ...] = ("forget", "retain")
+    """Where the quantised model is asked."""
+    limit: int | None = 50
+    """The first so many examples of each of them; None: all."""
 
     def __post_init__(self) -> None:
         if self.group < 1:
             raise InputError(f"quantise: group={self.group} makes no sense: give how many weights share a scale, 32 or 128 for example")
+
+    def check(self, scene: Scene) -> None:
+        scene.only(self.splits, self.limit)
+        _refuse_quantised(scene.subject)
+        self._rounding(scene.subject.tied)
+
+    def __call__(self, scene: Scene) -> Outcome:
+        scene = scene.only(self.splits, self.limit)
+        with self.applied(scene.subject) as quantised:
+            records = scene.ask(quantised)
+        return Outcome(scene.scores(records), records)
 
     @contextmanager
     def applied(self, subject: Subject) -> Iterator[Subject]:

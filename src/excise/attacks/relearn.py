@@ -110,7 +110,9 @@ class Relearn:
         scores = scene.scores(last[0])
         if unseen:
             rest = [record for record in last[0]["forget"] if record.id in unseen]
-            scores |= {f"{name}@unseen": value for name, value in scene.scores({"forget": rest}).items() if name.startswith("forget.") and "@" not in name}
+            scores |= {
+                f"{name}@unseen": value for name, value in scene.scores({"forget": rest}).items() if name.startswith("forget.") and "@" not in name
+            }
         return Outcome(scores, last[0], tuple(curve))
 
     def _asked(self, scene: Scene) -> Plan:

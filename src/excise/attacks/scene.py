@@ -51,7 +51,9 @@ class Scene:
         """
         for split in splits:
             if split not in self.suite.plans:
-                raise InputError(f"an attack is to be judged on the split {split!r}, but the suite {self.suite.name!r} has: {', '.join(self.suite.plans)}")
+                raise InputError(
+                    f"an attack is to be judged on the split {split!r}, but the suite {self.suite.name!r} has: {', '.join(self.suite.plans)}"
+                )
         there = {**self.suite.sources(self.benchmark)}
         chosen = [split for split in splits if split in there]
         if not chosen:

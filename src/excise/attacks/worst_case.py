@@ -82,10 +82,12 @@ class WorstCase:
         if done < self.trials:
             study.optimize(objective, n_trials=self.trials - done)
         best = study.best_trial
-        outcome = outcomes.get(best.number) or self._relearn(
-            {"adapter": False, **best.params}
-        )(scene)  # of an earlier session: the same settings give the same result
-        curve = tuple({"trial": float(t.number), goal: t.value if t.value is not None and t.value >= 0 else None} for t in study.trials if t.state.is_finished())
+        outcome = outcomes.get(best.number) or self._relearn({"adapter": False, **best.params})(
+            scene
+        )  # of an earlier session: the same settings give the same result
+        curve = tuple(
+            {"trial": float(t.number), goal: t.value if t.value is not None and t.value >= 0 else None} for t in study.trials if t.state.is_finished()
+        )
         return Outcome(outcome.scores, outcome.records, curve)
 
     def _study(self, optuna: Any, scene: Scene) -> Any:

@@ -114,7 +114,12 @@ class _Run:
     def split(self, name: str, plan: Plan, examples: Sequence[Example]) -> list[Record]:
         texts = sum(len(plan.texts(e)) for e in examples)
         asked = len([e for e in examples if e.prompt])
-        wanted = {"scoring": texts, "answering": asked * plan.generation, "sampling": asked * bool(plan.samples), "gradients": len(examples) * plan.gradient}
+        wanted = {
+            "scoring": texts,
+            "answering": asked * plan.generation,
+            "sampling": asked * bool(plan.samples),
+            "gradients": len(examples) * plan.gradient,
+        }
         count = _Counter(name, {what: total for what, total in wanted.items() if total}, self.tell)
         for start in range(0, len(examples), BLOCK):
             block = examples[start : start + BLOCK]
@@ -143,7 +148,9 @@ class _Run:
             if indices:
                 kept = set(indices)
                 lines = [[texts[i] for i in line if i in kept] for line in group]
-                self.known.add(zip(indices_of(group, kept), self._run_texts([line for line in lines if line], plan.spread, count.split), strict=True), keys)
+                self.known.add(
+                    zip(indices_of(group, kept), self._run_texts([line for line in lines if line], plan.spread, count.split), strict=True), keys
+                )
             count.add("scoring", sum(map(len, group)))
         count.finish("scoring", sum(len(plan.texts(e)) for e in examples))
 
@@ -204,7 +211,9 @@ class _Run:
                 seed = plan.seed + int(keys[rows[0]][:8], 16)  # a batch draws the same however many were finished before it
                 sampling = Sampling(plan.samples, plan.temperature, plan.top_p, seed)
                 try:
-                    said = sample(self.subject, self._prompts([asked[i] for i in rows]), plan.max_new_tokens, sampling, precision=self.precision, batch=10**9)
+                    said = sample(
+                        self.subject, self._prompts([asked[i] for i in rows]), plan.max_new_tokens, sampling, precision=self.precision, batch=10**9
+                    )
                 except NotFinite as error:
                     raise _not_finite(self.subject, count.split, asked[rows[error.index]].id) from None
                 self.known.add(zip(rows, said, strict=True), keys)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from excise.report import names, plots, tables
-from excise.report.result import ATTACK, PHASES, TWIN, Evaluation, Result, Score
+from excise.report.result import ALONG, ATTACK, PHASES, TWIN, Evaluation, Result, Score
 from excise.report.traces import CURVES, Trace
 from excise.report.verdict import chosen
 
@@ -37,16 +37,17 @@ def attack_curves(result: Result) -> tuple[plots.LinePlot, ...]:
     drawn: list[plots.LinePlot] = []
     for phase in result.attacks:
         points = result.evaluations[phase].curve
-        for name in names.score_order(key for point in points for key in point if key != "step"):
+        along = result.evaluations[phase].along
+        for name in names.score_order(key for point in points for key in point if key not in ALONG):
             sides = (("unlearned", 1, result.evaluations[phase]), ("retrained twin", 2, result.evaluations.get(phase + TWIN)))
             lines = [(label, look, _steps(found, name)) for label, look, found in sides if found is not None]
             if known := [line for line in lines if line[2]]:
-                drawn.append(plots.line_plot(f"{phase.removeprefix(ATTACK)}: {name}", known, unit=True))
+                drawn.append(plots.line_plot(f"{phase.removeprefix(ATTACK)}: {name}", known, unit=True, along=along))
     return tuple(drawn)
 
 
 def _steps(evaluation: Evaluation, name: str) -> list[plots.Point]:
-    steps = ((point.get("step"), point.get(name)) for point in evaluation.curve)
+    steps = ((point.get(evaluation.along), point.get(name)) for point in evaluation.curve)
     return [(step, value) for step, value in steps if step is not None and value is not None]
 
 

@@ -18,12 +18,14 @@ from excise.errors import InputError
 from excise.files import write_text
 from excise.report import figures, names, plots, tables
 from excise.report.answers import Answers, load_answers
+from excise.report.leaks import Leaks, load_leaks
 from excise.report.result import PHASES, Result, load_result
 from excise.report.traces import Attribution, load_attributions, load_traces
 from excise.report.verdict import verdict
 
 MOST_ANSWERS = 20
 MOST_ATTRIBUTIONS = 6
+MOST_LEAKS = 8
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -41,6 +43,7 @@ class Run:
     curves: tuple[plots.LinePlot, ...]
     attributions: tuple[Attribution, ...]
     answers: tuple[Answers, ...]
+    leaks: tuple[Leaks, ...]
     recipe: str
     environment: tuple[tuple[str, str], ...]
 
@@ -90,6 +93,7 @@ def _run(result: Result, name: str) -> Run:
         curves=figures.attack_curves(result),
         attributions=() if result.redacted else load_attributions(folder, MOST_ATTRIBUTIONS),
         answers=() if result.redacted else load_answers(folder, MOST_ANSWERS),
+        leaks=() if result.redacted else load_leaks(result, MOST_LEAKS),
         recipe=yaml.safe_dump(dict(result.recipe), sort_keys=False, allow_unicode=True) if result.recipe else "",
         environment=tuple(_flat(result.environment)),
     )

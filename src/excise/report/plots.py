@@ -193,12 +193,12 @@ def interval_bars(rows: Sequence[ScoreRow]) -> IntervalBars:
     return IntervalBars("Scores with their 95 % intervals", " ".join(sentences), frame, x, tuple(drawn), tuple(legend))
 
 
-def line_plot(title: str, lines: Sequence[tuple[str, int, Sequence[Point]]], unit: bool = False) -> LinePlot:
-    """Values over steps. ``unit``: the values are scores, and the axis shows 0 to 1 where they fit."""
+def line_plot(title: str, lines: Sequence[tuple[str, int, Sequence[Point]]], unit: bool = False, along: str = "step") -> LinePlot:
+    """Values over steps (or what ``along`` says). ``unit``: the values are scores, and the axis shows 0 to 1 where they fit."""
     frame = Frame(280.0, 160.0, 50.0, 270.0, 10.0, 128.0)
     points = [point for _, _, found in lines for point in found]
     first, last = min(p[0] for p in points), max(p[0] for p in points)
-    x = Axis("step", first, last if last > first else first + 1, frame.left, frame.right)
+    x = Axis(along, first, last if last > first else first + 1, frame.left, frame.right)
     y = Axis("", *_extent([p[1] for p in points], unit), frame.bottom, frame.top)
     drawn: list[Line] = []
     sentences: list[str] = []
@@ -206,7 +206,7 @@ def line_plot(title: str, lines: Sequence[tuple[str, int, Sequence[Point]]], uni
         placed = [(x.at(step), y.at(value)) for step, value in _thinned(found)]
         path = "M" + "L".join(f"{a:g},{b:g}" for a, b in placed)
         drawn.append(Line(label, look, path, placed[-1]))
-        sentences.append(f"{label}: {readable(found[0][1])} at step {found[0][0]:g}, {readable(found[-1][1])} at step {found[-1][0]:g}.")
+        sentences.append(f"{label}: {readable(found[0][1])} at {along} {found[0][0]:g}, {readable(found[-1][1])} at {along} {found[-1][0]:g}.")
     return LinePlot(title, " ".join(sentences), frame, x, y, tuple(drawn))
 
 

@@ -15,6 +15,7 @@ SCHEMA = 1
 PHASES = ("before", "after", "retrained")
 ATTACK = "attack:"
 TWIN = "@retrained"
+ALONG = ("step", "layer", "trial")
 
 Better = Literal["higher", "lower", "none"]
 
@@ -43,6 +44,11 @@ class Evaluation:
 
     suites: Mapping[str, Mapping[str, Score]]
     curve: tuple[Mapping[str, float | None], ...] = ()
+
+    @property
+    def along(self) -> str:
+        """What the curve runs along: ``step``, ``layer`` or ``trial``."""
+        return next((key for point in self.curve for key in ALONG if key in point), ALONG[0])
 
 
 @dataclass(frozen=True)

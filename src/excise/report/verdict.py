@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from excise.report.names import metric_of, metric_rank, phase_name, readable, score_order, split_of, spoken
-from excise.report.result import TWIN, Result, Score
+from excise.report.result import ATTACK, TWIN, Result, Score
 
 UNTESTED = (
     "Not tested: no attack (relearning, quantisation, other phrasings, sampling, probing) was run. "
     "A low score on ordinary questions does not show that the knowledge is gone."
 )
+STEPS = "steps_to_half"
+PROBE = "forget.probe_auc"
 NO_TWIN = "No retrained twin was evaluated, so it is not known whether the model now behaves like one that never learned this."
 
 
@@ -113,10 +115,29 @@ def _kept_line(result: Result, suite: str, name: str, what: str) -> str:
 def _attacks(result: Result) -> list[str]:
     if not result.attacks:
         return [UNTESTED]
-    return [line for phase in result.attacks for suite in result.evaluations[phase].suites if (line := _attacked(result, phase, suite))]
+    found = [(phase, suite) for phase in result.attacks for suite in result.evaluations[phase].suites]
+    return [line for phase, suite in found for line in (_attacked(result, phase, suite), *_way_back(result, phase, suite))]
+
+
+def _way_back(result: Result, phase: str, suite: str) -> list[str]:
+    """How many steps of relearning bring half of what was lost back, and how many the twin needs."""
+    mine, twin = result.score(phase, suite, STEPS), result.score(phase + TWIN, suite, STEPS)
+    if mine is None:
+        return []
+    if mine.value is None:
+        line = f"Under the attack {phase_name(phase)}: {mine.unavailable}"
+    else:
+        line = f"Under the attack {phase_name(phase)} about {readable(max(mine.value, 0.0))} steps bring half of what was lost back"
+    if twin is not None and twin.value is not None:
+        line += f"; the twin, which never knew it, needs about {readable(twin.value)}"
+    elif twin is not None:
+        line += "; for the twin, which never knew it, they are not enough" if mine.value is not None else "; nor for the twin"
+    return [f"{line}."]
 
 
 def _attacked(result: Result, phase: str, suite: str) -> str:
+    if phase.removeprefix(ATTACK) == "probe" or result.score(phase, suite, PROBE) is not None:
+        return _probed(result, phase, suite)
     name = chosen(result, suite, "forget", phase)
     attacked = result.score(phase, suite, name) if name else None
     if name is None or attacked is None or attacked.value is None:
@@ -131,6 +152,17 @@ def _attacked(result: Result, phase: str, suite: str) -> str:
         others.append(f"the twin under the same attack {readable(twin.value)}{difference}")
     compared = f" ({'; '.join(others)})" if others else ""
     return f"Under the attack {phase_name(phase)} {spoken(metric_of(name))} on the forget split is {readable(attacked.value)}{compared}."
+
+
+def _probed(result: Result, phase: str, suite: str) -> str:
+    """What a probe finds in the hidden states, which says nothing about answers."""
+    mine, twin = result.score(phase, suite, PROBE), result.score(phase + TWIN, suite, PROBE)
+    if mine is None or mine.value is None:
+        return f"The attack {phase_name(phase)} measured nothing."
+    line = f"A probe of the hidden states ranks the true answer above a false one in {mine.value:.0%} of the cases"
+    if twin is not None and twin.value is not None:
+        line += f", for the twin in {twin.value:.0%}"
+    return f"{line} (50% is chance)."
 
 
 def chosen(result: Result, suite: str, split: str, phase: str = "after") -> str | None:
