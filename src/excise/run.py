@@ -121,6 +121,7 @@ class _Run:
         recipe, begun = self.recipe, time.time()
         torch.manual_seed(recipe.seed)
         benchmark: Benchmark = recipe.benchmark_loader()()
+        benchmark.require("forget", "retain")
         self.suite.sources(benchmark)
         retrained = self._retrained(benchmark)
         subject = load(recipe.model_spec())
