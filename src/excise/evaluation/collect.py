@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from excise.data.encode import Encoded, encode, encode_prompt
+from excise.data.encode import BARE, Encoded, encode, encode_prompt
 from excise.data.example import Benchmark, Example
+from excise.data.letters import by_letters
 from excise.errors import InputError
 from excise.evaluation.generate import NotFinite, generate
 from excise.evaluation.plan import Plan
@@ -81,7 +82,7 @@ def collect(
                 if kept is not None:
                     kept.write(plan, examples, known)
             else:
-                run.remember(known, plan)
+                run.remember(known, plan, examples)
             records[split] = known
     return records
 
@@ -95,10 +96,10 @@ class _Run:
     max_tokens: int
     generate_batch: int
     progress: Progress
-    scores: dict[tuple[str, str], TextScore] = field(default_factory=dict)
-    """(prompt, answer) -> its score."""
-    answers: dict[tuple[str, int], str] = field(default_factory=dict)
-    """(prompt, new tokens) -> its generation."""
+    scores: dict[tuple[str, bool, str], TextScore] = field(default_factory=dict)
+    """(prompt, whether it is bare, answer) -> its score."""
+    answers: dict[tuple[str, bool, int], str] = field(default_factory=dict)
+    """(prompt, whether it is bare, new tokens) -> its generation."""
 
     def split(self, name: str, plan: Plan, examples: Sequence[Example]) -> list[Record]:
         self._score(name, plan, examples)
@@ -106,22 +107,22 @@ class _Run:
             self._generate(name, plan, examples)
         return [self._record(example, plan) for example in examples]
 
-    def remember(self, records: Sequence[Record], plan: Plan) -> None:
+    def remember(self, records: Sequence[Record], plan: Plan, examples: Sequence[Example]) -> None:
         """Takes over what was read from the cache."""
-        for record in records:
+        for record, example in zip(records, examples, strict=True):
             for text in (record.true, record.paraphrase, *record.false, *record.options):
                 if text is not None:
-                    self.scores[record.prompt, text.text] = text
+                    self.scores[record.prompt, example.bare, text.text] = text
             if record.generation is not None:
-                self.answers[record.prompt, plan.max_new_tokens] = record.generation
+                self.answers[record.prompt, example.bare, plan.max_new_tokens] = record.generation
 
     def _score(self, name: str, plan: Plan, examples: Sequence[Example]) -> None:
-        wanted: dict[tuple[str, str], Encoded] = {}
+        wanted: dict[tuple[str, bool, str], Encoded] = {}
         for example in examples:
-            for text in plan.texts(example):
-                key = (example.prompt, text)
+            for form, text in plan.asked(example):
+                key = (form.prompt, form.bare, text)
                 if key not in self.scores and key not in wanted:
-                    wanted[key] = encode(self.subject.tokenizer, self.subject.template, example, answer=text)
+                    wanted[key] = encode(self.subject.tokenizer, self.subject.template, form, answer=text)
         keys, texts = list(wanted), list(wanted.values())
         done = 0
         for group in buckets(texts, self.max_tokens):
@@ -129,14 +130,16 @@ class _Run:
             for i, (logp, hits) in zip(group, found, strict=True):
                 if logp is None:
                     raise _not_finite(self.subject, name, texts[i].id)
-                prompt, answer = keys[i]
-                self.scores[keys[i]] = TextScore(answer, logp, hits, ended=bool(prompt))
+                prompt, bare, answer = keys[i]
+                self.scores[keys[i]] = TextScore(answer, logp, hits, ended=bool(prompt) and not bare)
             done += len(group)
             self.progress(f"{name}: scoring", done, len(texts))
 
     def _generate(self, name: str, plan: Plan, examples: Sequence[Example]) -> None:
-        pending = {e.prompt: e.id for e in examples if e.prompt and (e.prompt, plan.max_new_tokens) not in self.answers}
-        prompts = [encode_prompt(self.subject.tokenizer, self.subject.template, prompt) for prompt in pending]
+        asked = [(e, (e.prompt, e.bare, plan.max_new_tokens)) for e in examples if e.prompt]
+        pending = {key: e.id for e, key in asked if key not in self.answers}
+        templates = {False: self.subject.template, True: BARE}
+        prompts = [encode_prompt(self.subject.tokenizer, templates[bare], prompt) for prompt, bare, _ in pending]
         try:
             answers = generate(
                 self.subject,
@@ -148,11 +151,11 @@ class _Run:
             )
         except NotFinite as error:
             raise _not_finite(self.subject, name, list(pending.values())[error.index]) from None
-        self.answers |= {(prompt, plan.max_new_tokens): answer for prompt, answer in zip(pending, answers, strict=True)}
+        self.answers |= dict(zip(pending, answers, strict=True))
 
     def _record(self, example: Example, plan: Plan) -> Record:
         def scored(text: str) -> TextScore:
-            return self.scores[example.prompt, text]
+            return self.scores[example.prompt, example.bare, text]
 
         return Record(
             id=example.id,
@@ -166,9 +169,14 @@ class _Run:
             paraphrase=scored(example.paraphrased_answer) if plan.paraphrase and example.paraphrased_answer else None,
             false=tuple(map(scored, example.false_answers)) if plan.false else (),
             options=tuple(map(scored, example.options)) if plan.options else (),
+            letters=self._letters(example) if plan.letters and example.options else (),
             gold=example.gold,
-            generation=self.answers[example.prompt, plan.max_new_tokens] if plan.generation and example.prompt else None,
+            generation=self.answers[example.prompt, example.bare, plan.max_new_tokens] if plan.generation and example.prompt else None,
         )
+
+    def _letters(self, example: Example) -> tuple[TextScore, ...]:
+        form = by_letters(example)
+        return tuple(self.scores[form.prompt, True, letter] for letter in form.options)
 
     def _span_tokens(self, example: Example) -> tuple[int, ...]:
         if not example.span:

@@ -59,6 +59,8 @@ class Record:
     paraphrase: TextScore | None = None
     false: tuple[TextScore, ...] = ()
     options: tuple[TextScore, ...] = ()
+    letters: tuple[TextScore, ...] = ()
+    """The options' letters after the question in lm-eval's form, in the order of the options."""
     gold: int | None = None
     generation: str | None = None
     """What the model answers, greedily unless the suite says otherwise."""
@@ -83,7 +85,7 @@ class Record:
         for name in ("true", "paraphrase"):
             if values.get(name) is not None:
                 values[name] = _text_score(values[name])
-        for name in ("false", "options"):
+        for name in ("false", "options", "letters"):
             values[name] = tuple(_text_score(v) for v in values.get(name, ()))
         for name in ("span_tokens", "samples"):
             values[name] = tuple(values.get(name, ()))
