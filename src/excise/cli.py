@@ -84,6 +84,7 @@ def evaluate(
     out: Out,
     data: Annotated[Optional[str], typer.Option(help="Folder or file of the benchmark.")] = None,  # noqa: UP045
     retrained: Annotated[Optional[str], typer.Option(help="A model that never saw the forget split.")] = None,  # noqa: UP045
+    baseline: Annotated[Optional[str], typer.Option(help="The model before unlearning, or the folder of its evaluation.")] = None,  # noqa: UP045
     limit: Annotated[Optional[int], typer.Option(help="Only the first N examples of each split.")] = None,  # noqa: UP045
     set_: Overrides = None,
     overwrite: Overwrite = False,
@@ -91,11 +92,20 @@ def evaluate(
     """Score any model with a suite, without unlearning anything."""
     from excise.console import out as console
     from excise.console import score_table
-    from excise.judge import evaluate_model
+    from excise.evaluate_model import evaluate_model
 
     with narrator() as telling:
         result = evaluate_model(
-            model, suite, out, data=data, retrained=retrained, limit=limit, settings=set_ or (), overwrite=overwrite, narrator=telling
+            model,
+            suite,
+            out,
+            data=data,
+            retrained=retrained,
+            baseline=baseline,
+            limit=limit,
+            settings=set_ or (),
+            overwrite=overwrite,
+            narrator=telling,
         )
     console.print(score_table(result["evaluations"], everything=True))
     print(out)

@@ -208,7 +208,10 @@ def whole(*names: str) -> list[Measure]:
 
 
 def truth_ratios(
-    forget: tuple[str, ...], utility: tuple[str, ...], without_paraphrase: tuple[str, ...] = (), mean: Literal["geometric", "arithmetic"] = "geometric"
+    forget: tuple[str, ...],
+    utility: tuple[str, ...],
+    without_paraphrase: tuple[str, ...] = (),
+    mean: Literal["geometric", "arithmetic"] = "geometric",
 ) -> list[Measure]:
     """The truth ratio in the form of each split; the arithmetic mean over the false answers has a name of its own."""
     name = "truth_ratio" if mean == "geometric" else "truth_ratio_arithmetic"
