@@ -36,7 +36,7 @@ class Measure:
     splits: tuple[str, ...] = ()
     """For an example metric: the splits, each with a score of its own."""
     by_label: bool = False
-    """Also ``<split>.<name>@<label>`` for each label of the examples."""
+    """Also ``<split>.<name>@<label>`` for each label of the examples; ``<name>@<label>`` for a metric of whole splits."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,13 @@ def score(records: Records, suite: Suite, retrained: Records | None = None) -> d
                 scores |= _split_scores(measure, metric, split, records, suite)
         else:
             scores[measure.name] = _set_score(metric, records, retrained)
+            for label in sorted({r.label for rows in records.values() for r in rows if r.label}) if measure.by_label else ():
+                scores[f"{measure.name}@{label}"] = _set_score(metric, _labelled(records, label), _labelled(retrained, label) if retrained else None)
     return scores
+
+
+def _labelled(records: Records, label: str) -> Records:
+    return {split: [record for record in rows if record.label == label] for split, rows in records.items()}
 
 
 def _split_scores(measure: Measure, metric: ExampleMetric, split: str, records: Records, suite: Suite) -> dict[str, Score]:
