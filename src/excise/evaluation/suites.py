@@ -34,7 +34,7 @@ class Measure:
     """The score is called ``<split>.<name>``, or ``<name>`` for a metric of whole splits."""
     metric: Metric
     splits: tuple[str, ...] = ()
-    """For an example metric: the splits, each with a score of its own."""
+    """For an example metric: the splits, each with a score of its own. For a metric of whole splits: those whose labels count (none: all)."""
     by_label: bool = False
     """Also ``<split>.<name>@<label>`` for each label of the examples; ``<name>@<label>`` for a metric of whole splits."""
 
@@ -127,9 +127,13 @@ def score(records: Records, suite: Suite, retrained: Records | None = None) -> d
                 scores |= _split_scores(measure, metric, split, records, suite)
         else:
             scores[measure.name] = _set_score(metric, records, retrained)
-            for label in sorted({r.label for rows in records.values() for r in rows if r.label}) if measure.by_label else ():
+            for label in _labels(measure, records) if measure.by_label else ():
                 scores[f"{measure.name}@{label}"] = _set_score(metric, _labelled(records, label), _labelled(retrained, label) if retrained else None)
     return scores
+
+
+def _labels(measure: Measure, records: Records) -> list[str]:
+    return sorted({record.label for split in measure.splits or records for record in records.get(split, ()) if record.label})
 
 
 def _labelled(records: Records, label: str) -> Records:
