@@ -76,12 +76,17 @@ def _read(path: Path, judge: str) -> Iterator[tuple[str, Verdict]]:
     if not path.exists():
         return
     for line in path.read_bytes().split(b"\n"):
-        try:
-            row = json.loads(line)
-            verdict = Verdict(judge, str(row["aspect"]), float(row["score"]), str(row["reason"]))
-            yield str(row["item"]), verdict
-        except (ValueError, KeyError, TypeError):  # half a line
-            continue
+        if (found := _parsed(line, judge)) is not None:
+            yield found
+
+
+def _parsed(line: bytes, judge: str) -> tuple[str, Verdict] | None:
+    """The hash of an item and its verdict; None for a part of a line."""
+    try:
+        row = json.loads(line)
+        return str(row["item"]), Verdict(judge, str(row["aspect"]), float(row["score"]), str(row["reason"]))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def remembered(judge: Judge, items: Sequence[Item], folder: Path | None) -> Iterator[tuple[Item, Verdict]]:

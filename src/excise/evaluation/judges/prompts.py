@@ -8,7 +8,7 @@ VERSION = 1
 """Raise it when the words change: verdicts remembered under another version are not used."""
 
 QUESTIONS = {
-    "truth": "Does the given answer state the true answer, in whatever words? Judge only whether the true answer is in it, not style or what else it says.",
+    "truth": "Does the given answer state the true answer, in whatever words? Style and what else it says do not count.",
     "truth_why": "Does the given answer state the same cause or reason as the true answer, in whatever words? Details may be missing.",
     "related": "Does the text keep to this subject?",
     "fluent": "Is the text fluent, natural language, without gibberish or endless repetition?",
