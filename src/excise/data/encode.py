@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 class Template:
     """How a question becomes a prompt."""
 
-    style: Literal["chat", "plain", "bare"] = "chat"
-    """chat: the tokenizer's own chat template. plain: ``Question: ...\\nAnswer:`` for base models. bare: the text as it is."""
+    style: Literal["chat", "plain"] = "chat"
+    """chat: the tokenizer's own chat template. plain: ``Question: ...\\nAnswer:`` for base models."""
     system: str | None = None
     """The system turn; None leaves it to the template."""
+    bare: bool = False
+    """No template at all: the prompt is the text as it is, and nothing ends the answer."""
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, question: str, opening: str = "") -> str:
         """The text that stands before the answer. ``opening`` is the start of the answer, put into the model's mouth."""
-        if self.style == "bare":
+        if self.bare:
             return f"{question} {opening}" if opening else question
         if self.style == "plain":
             lead = f"{self.system}\n\n" if self.system else ""
@@ -43,7 +45,7 @@ class Template:
 
     def answer(self, tokenizer: PreTrainedTokenizerBase, answer: str) -> str:
         """The answer as it follows the prompt, with the one token that ends the turn (bare text has no end)."""
-        if self.style == "bare":
+        if self.bare:
             return f" {answer.strip()}"
         lead = " " if self.style == "plain" else ""
         return lead + answer.strip() + end_of_turn(tokenizer, self)
@@ -51,10 +53,10 @@ class Template:
     @property
     def special(self) -> bool:
         """Whether the tokenizer itself has to add its special tokens (a chat template writes them out)."""
-        return self.style != "chat"
+        return self.bare or self.style == "plain"
 
 
-BARE = Template("bare")
+BARE = Template("plain", bare=True)
 """How an example is encoded whose prompt is itself the text to be continued."""
 
 

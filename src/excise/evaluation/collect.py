@@ -29,7 +29,7 @@ from excise.tokens import Precision, Scored, autocast, buckets, collate, feature
 if TYPE_CHECKING:
     from excise.subject import Subject
 
-__all__ = ["Plan", "Progress", "collect", "read_records", "write_records"]
+__all__ = ["Plan", "Progress", "collect", "likelihoods", "read_records", "write_records"]
 
 _CHUNK = 2**25
 """Logits held at once (128 MB in float32), whatever the batch and the vocabulary."""
@@ -85,6 +85,22 @@ def collect(
                 run.remember(known, plan, examples)
             records[split] = known
     return records
+
+
+def likelihoods(
+    subject: Subject, asked: Sequence[tuple[str, str]], *, precision: Precision = "auto", max_tokens: int = 4096
+) -> dict[tuple[str, str], TextScore]:
+    """Scores answers to questions that stand in no benchmark: (question, answer) -> its score.
+
+    Raises:
+        InputError: a prediction that is NaN or infinite.
+    """
+    run = _Run(subject, resolve_precision(precision, subject.device), max_tokens, 1, lambda what, done, total: None)
+    examples = [Example(f"question {i}", question, answer) for i, (question, answer) in enumerate(asked)]
+    with _evaluating(subject.model), torch.no_grad():
+        layout_of(subject)
+        run.split("asked", Plan(), examples)
+    return {(question, answer): score for (question, _, answer), score in run.scores.items()}
 
 
 @dataclass

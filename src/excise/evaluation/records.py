@@ -42,6 +42,11 @@ class Verdict:
     """1 yes, 0 no, something between where a judge grades; None: undecided."""
     reason: str = ""
 
+    @property
+    def yes(self) -> bool | None:
+        """The decision: a score above 1/2; None where it is undecided."""
+        return None if self.score is None else self.score > 0.5
+
 
 @dataclass(frozen=True)
 class Record:
@@ -69,6 +74,10 @@ class Record:
     gradient_norm: float | None = None
     """Norm of the gradient of the true answer's mean loss with respect to all parameters."""
     verdicts: tuple[Verdict, ...] = ()
+
+    def verdict(self, judge: str, aspect: str) -> Verdict | None:
+        """What that judge says about that aspect; None: it was not asked."""
+        return next((v for v in self.verdicts if (v.judge, v.aspect) == (judge, aspect)), None)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

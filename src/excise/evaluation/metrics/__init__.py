@@ -5,6 +5,7 @@ from __future__ import annotations
 from excise.evaluation.metrics.choice import ChoiceAccuracy, ChoiceMargin, ChoiceProbability, LetterAccuracy, LetterMargin, LetterProbability
 from excise.evaluation.metrics.facts import FactLogp, FactRecall
 from excise.evaluation.metrics.fluency import DegenerateRate, Perplexity, RepetitionRate
+from excise.evaluation.metrics.judged import ContainsTruth, Fluency, ForgetRetainFluency, ForgetSuccess, RetainSuccess
 from excise.evaluation.metrics.memory import (
     ExactMemorisation,
     ExtractionStrength,
@@ -46,6 +47,11 @@ METRICS: dict[str, type[Metric]] = {
     "repetition_rate": RepetitionRate,
     "degenerate_rate": DegenerateRate,
     "perplexity": Perplexity,
+    "contains_truth": ContainsTruth,
+    "fluency": Fluency,
+    "fsr": ForgetSuccess,
+    "rsr": RetainSuccess,
+    "fsr_rsr": ForgetRetainFluency,
 }
 
 __all__ = ["METRICS", "Metric"]

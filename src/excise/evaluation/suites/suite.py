@@ -30,9 +30,9 @@ class Measure:
     """The score is called ``<split>.<name>``, or ``<name>`` for a metric of whole splits."""
     metric: Metric
     splits: tuple[str, ...] = ()
-    """For an example metric: the splits, each with a score of its own."""
+    """For an example metric: the splits, each with a score of its own. For a metric of whole splits: those whose labels count (none: all)."""
     by_label: bool = False
-    """Also ``<name>@<label>`` for each label of the examples."""
+    """Also ``<split>.<name>@<label>`` for each label of the examples; ``<name>@<label>`` for a metric of whole splits."""
 
 
 @runtime_checkable
@@ -159,7 +159,8 @@ def _split_scores(measure: Measure, metric: ExampleMetric, split: str, records: 
 
 def _set_scores(measure: Measure, metric: SetMetric, records: Records, others: Others) -> dict[str, Score]:
     found = {measure.name: _set_score(metric, records, others)}
-    labels = sorted({record.label for rows in records.values() for record in rows if record.label}) if measure.by_label else []
+    counted = measure.splits or tuple(records)
+    labels = sorted({record.label for split in counted for record in records.get(split, ()) if record.label}) if measure.by_label else []
     for label in labels:
         theirs = Others(*(None if them is None else _labelled(them, label) for them in (others.retrained, others.baseline)))
         found[f"{measure.name}@{label}"] = _set_score(metric, _labelled(records, label), theirs)
