@@ -385,6 +385,24 @@ class Killed(BaseException):
     """What stops a process at once."""
 
 
+def watch(monkeypatch: pytest.MonkeyPatch, stop: int | None = None) -> list[str]:
+    """Notes every batch that the model is asked, and dies before the one after ``stop``."""
+    batches: list[str] = []
+
+    def watched(name: str, inner: Any) -> Any:
+        def asked(*args: Any, **settings: Any) -> Any:
+            if len(batches) == stop:
+                raise Killed
+            batches.append(name)
+            return inner(*args, **settings)
+
+        return asked
+
+    for name in ("_predicted", "generate", "sample", "gradient_norm"):
+        monkeypatch.setattr(module, name, watched(name, getattr(module, name)))
+    return batches
+
+
 @pytest.mark.parametrize("after", range(1, 9))
 def test_a_killed_evaluation_loses_one_batch_and_ends_with_the_same_records(
     tiny_llama: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
@@ -392,35 +410,16 @@ def test_a_killed_evaluation_loses_one_batch_and_ends_with_the_same_records(
     options: dict[str, Any] = {"max_tokens": 120, "generate_batch": 1}
     plans = {"forget": EVERY_PART, "retain": EVERYTHING}
     undisturbed = run(tiny_llama, plans, **options)
-    batches: list[str] = []
-
-    def counted(name: str, inner: Any) -> Any:
-        def asked(*args: Any, **settings: Any) -> Any:
-            if len(batches) == after:
-                raise Killed
-            batches.append(name)
-            return inner(*args, **settings)
-
-        return asked
-
-    kinds = ("_predicted", "generate", "sample", "gradient_norm")
-    for name in kinds:
-        monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
+    before = watch(monkeypatch, stop=after)
     with pytest.raises(Killed):
         run(tiny_llama, plans, cache=tmp_path, **options)
     monkeypatch.undo()
-    more: list[str] = []
-    for name in kinds:
-        monkeypatch.setattr(module, name, lambda *args, _inner=getattr(module, name), _name=name, **s: (more.append(_name), _inner(*args, **s))[1])
-    resumed = run(tiny_llama, plans, cache=tmp_path, **options)
-    assert resumed == undisturbed  # to the bit
-    total = len(batches) + len(more)
+    more = watch(monkeypatch)
+    assert run(tiny_llama, plans, cache=tmp_path, **options) == undisturbed  # to the bit
     monkeypatch.undo()
-    again: list[str] = []
-    for name in kinds:
-        monkeypatch.setattr(module, name, lambda *args, _inner=getattr(module, name), _name=name, **s: (again.append(_name), _inner(*args, **s))[1])
+    whole = watch(monkeypatch)
     run(tiny_llama, plans, **options)
-    assert total == len(again) > after  # nothing was asked twice
+    assert len(before) + len(more) == len(whole) > after  # nothing was asked twice
 
 
 def test_a_subset_of_whole_blocks_gives_the_very_same_records(tiny_llama: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

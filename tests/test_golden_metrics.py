@@ -23,6 +23,7 @@ from excise.evaluation.metrics.memory import ExactMemorisation, ExtractionStreng
 from excise.evaluation.metrics.privacy import ForgetQuality, MembershipLoss, MembershipMinK, MembershipZlib, order
 from excise.evaluation.metrics.utility import ModelUtility, NormalisedProbability, Part
 from excise.evaluation.records import Record, Records, TextScore
+from excise.evaluation.score import Others
 from excise.files import read_json, read_lines
 from excise.subject import load
 
@@ -126,12 +127,12 @@ def test_model_utility(golden: dict[str, Any]) -> None:
 
 def test_forget_quality(golden: dict[str, Any]) -> None:
     unlearned, retrained = records(golden), {"forget": rows(golden["average_loss"]["forget_retrained"])}
-    assert ForgetQuality()(unlearned, retrained).value == pytest.approx(golden["peer"]["aggregate"]["forget_quality"], rel=1e-6)
-    assert ForgetQuality()(unlearned, unlearned).value == 1.0
+    assert ForgetQuality()(unlearned, Others(retrained)).value == pytest.approx(golden["peer"]["aggregate"]["forget_quality"], rel=1e-6)
+    assert ForgetQuality()(unlearned, Others(unlearned)).value == 1.0
     # and where the samples differ: forget against retain, scipy on the peer's own ratios
     other = {"forget": unlearned["retain"]}
     expected = cast(Any, ks_2samp(golden["peer"]["truth_ratio"]["forget"], golden["peer"]["truth_ratio"]["retain"])).pvalue
-    assert ForgetQuality()(unlearned, other).value == pytest.approx(expected)
+    assert ForgetQuality()(unlearned, Others(other)).value == pytest.approx(expected)
 
 
 def test_membership_and_privleak(golden: dict[str, Any]) -> None:

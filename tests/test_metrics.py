@@ -25,7 +25,19 @@ from excise.evaluation.metrics.memory import ExactMemorisation, ExtractionStreng
 from excise.evaluation.metrics.privacy import ForgetQuality, MembershipLoss, MembershipMinK, MembershipZlib, PrivLeak
 from excise.evaluation.metrics.utility import ModelUtility, NormalisedProbability, Part
 from excise.evaluation.records import Record, TextScore
-from excise.evaluation.score import ExampleMetric, Score, SetMetric, Unavailable, bootstrap, example_score, harmonic_mean_score, mean_score, wilson
+from excise.evaluation.score import (
+    ALONE,
+    ExampleMetric,
+    Others,
+    Score,
+    SetMetric,
+    Unavailable,
+    bootstrap,
+    example_score,
+    harmonic_mean_score,
+    mean_score,
+    wilson,
+)
 
 
 def text(*p: float, hits: Sequence[bool] | None = None, ended: bool = True, text: str = "x") -> TextScore:
@@ -200,13 +212,13 @@ def test_privleak_by_hand() -> None:
     members, others = [record(id="0", true=text(1 / 2, 0.9)), record(id="1", true=text(1 / 8, 0.9))], [record(id="h", true=text(1 / 4, 0.9))]
     # ours: one of two below the hold-out, AUC 1/2; retrained: none, AUC 0: 100 (1/2 - 1) / 1 = -50
     never = [record(id="0", true=text(1 / 8, 0.9)), record(id="1", true=text(1 / 8, 0.9))]
-    score = PrivLeak()({"forget": members, "holdout": others}, {"forget": never, "holdout": others})
+    score = PrivLeak()({"forget": members, "holdout": others}, Others({"forget": never, "holdout": others}))
     assert score.value == pytest.approx(-50.0)
     with pytest.raises(Unavailable, match="--retrained DIR"):
-        PrivLeak()({"forget": members, "holdout": others}, None)
+        PrivLeak()({"forget": members, "holdout": others}, ALONE)
     known = [record(id="0", true=text(1 / 2, 0.9)), record(id="1", true=text(1 / 2, 0.9))]
     with pytest.raises(Unavailable, match="AUC is 1"):
-        PrivLeak()({"forget": members, "holdout": others}, {"forget": known, "holdout": others})
+        PrivLeak()({"forget": members, "holdout": others}, Others({"forget": known, "holdout": others}))
 
 
 def test_forget_quality_by_hand() -> None:
@@ -214,17 +226,20 @@ def test_forget_quality_by_hand() -> None:
     def rows(ratio: float) -> dict[str, list[Record]]:
         return {"forget": [record(id=str(i), paraphrase=text(1 / 8), false=(text(ratio / 8),)) for i in range(2)]}
 
-    assert ForgetQuality()(rows(1 / 4), rows(2.0)).value == pytest.approx(2 / 6)
-    assert ForgetQuality()(rows(2.0), rows(2.0)).value == pytest.approx(1.0)
+    assert ForgetQuality()(rows(1 / 4), Others(rows(2.0))).value == pytest.approx(2 / 6)
+    assert ForgetQuality()(rows(2.0), Others(rows(2.0))).value == pytest.approx(1.0)
     with pytest.raises(Unavailable, match="excise teach"):
-        ForgetQuality()(rows(2.0), None)
+        ForgetQuality()(rows(2.0), ALONE)
 
 
 def test_forget_quality_compares_the_same_examples_only() -> None:
     mine, other = random_records(0), random_records(1)
-    assert ForgetQuality()({"forget": mine[:5]}, {"forget": other}).value == ForgetQuality()({"forget": mine[:5]}, {"forget": other[:5]}).value
+    assert (
+        ForgetQuality()({"forget": mine[:5]}, Others({"forget": other})).value
+        == ForgetQuality()({"forget": mine[:5]}, Others({"forget": other[:5]})).value
+    )
     with pytest.raises(Unavailable, match="lack 7 of 12 forget examples"):
-        ForgetQuality()({"forget": mine}, {"forget": other[:5]})
+        ForgetQuality()({"forget": mine}, Others({"forget": other[:5]}))
 
 
 # Facts ----------------------------------------------------------------------------------------------------------------
@@ -330,9 +345,9 @@ def test_set_metrics_equal_their_naive_twins(seed: int) -> None:
 
     ours, theirs = (naive.auc(signals(x, "forget"), signals(x, "holdout")) for x in (rows, other))
     assert MembershipMinK()(rows).value == pytest.approx(ours)
-    assert PrivLeak()(rows, other).value == pytest.approx(100 * ((1 - ours) - (1 - theirs)) / (1 - theirs))
+    assert PrivLeak()(rows, Others(other)).value == pytest.approx(100 * ((1 - ours) - (1 - theirs)) / (1 - theirs))
     assert Perplexity()(rows).value == pytest.approx(naive.perplexity(rows["retain"]))
-    assert ForgetQuality()(rows, other).value == pytest.approx(naive.ks_p_value(ratios(rows), ratios(other)))
+    assert ForgetQuality()(rows, Others(other)).value == pytest.approx(naive.ks_p_value(ratios(rows), ratios(other)))
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=25), st.lists(st.sampled_from("abcd"), max_size=25))

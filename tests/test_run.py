@@ -17,7 +17,7 @@ import torch
 from conftest import REPOSITORY, tiny
 from excise.data.benchmarks.strangers import Strangers
 from excise.errors import InputError
-from excise.judge import evaluate_model
+from excise.evaluate_model import evaluate_model
 from excise.recipe import Recipe
 from excise.run import unlearn
 from excise.saving import save

@@ -39,7 +39,7 @@ def test_tofu_gives_its_scores(tiny_llama: Subject) -> None:
     assert {"forget.rouge_l_recall", "forget.truth_ratio", "retain.probability", "real_authors.normalised_probability", "model_utility"} <= set(
         scores
     )
-    assert all(one.value is not None for name, one in scores.items() if name not in ("forget_quality", "privleak"))
+    assert all(one.value is not None for name, one in scores.items() if name not in ("forget_quality", "forget_quality_arithmetic", "privleak"))
     assert (scores["forget.probability"].better, scores["retain.probability"].better) == ("lower", "higher")
     assert (scores["forget.truth_ratio"].better, scores["retain.truth_ratio"].better) == ("higher", "higher")
     assert scores["forget.probability"].n == 2
@@ -50,7 +50,8 @@ def test_a_model_against_itself_has_perfect_forget_quality(tiny_llama: Subject) 
     benchmark, suite = tiny_tofu(holdout=(example("h0"), example("h1"))), tofu(max_new_tokens=2)
     records, _ = evaluate(tiny_llama, benchmark, suite, precision="float32")
     _, scores = evaluate(tiny_llama, benchmark, suite, retrained=records, precision="float32")
-    assert scores["forget_quality"].value == pytest.approx(1.0)
+    assert scores["forget_quality"].value == scores["forget_quality_arithmetic"].value == pytest.approx(1.0)
+    assert scores["forget.truth_ratio"].value != scores["forget.truth_ratio_arithmetic"].value
     assert scores["privleak"].value == pytest.approx(0.0)
 
 

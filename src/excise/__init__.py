@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from excise.attribute import attribute
     from excise.data.example import Benchmark, Example
     from excise.errors import InputError
-    from excise.judge import evaluate_model as evaluate
+    from excise.evaluate_model import evaluate_model as evaluate
     from excise.methods import METHODS
     from excise.recipe import Recipe
     from excise.registry import register
@@ -36,7 +36,7 @@ _PLACES = {
     "Recipe": "excise.recipe",
     "Subject": "excise.subject",
     "attribute": "excise.attribute",
-    "evaluate": "excise.judge:evaluate_model",
+    "evaluate": "excise.evaluate_model:evaluate_model",
     "load": "excise.subject",
     "register": "excise.registry",
     "save": "excise.saving",

@@ -85,6 +85,7 @@ def evaluate(
     out: Out,
     data: Annotated[Optional[str], typer.Option(help="Folder or file of the benchmark.")] = None,  # noqa: UP045
     retrained: Annotated[Optional[str], typer.Option(help="A model that never saw the forget split.")] = None,  # noqa: UP045
+    baseline: Annotated[Optional[str], typer.Option(help="The model before unlearning, or the folder of its evaluation.")] = None,  # noqa: UP045
     limit: Annotated[Optional[int], typer.Option(help="Only the first N examples of each split.")] = None,  # noqa: UP045
     set_: Overrides = None,
     overwrite: Overwrite = False,
@@ -92,11 +93,20 @@ def evaluate(
     """Score any model with a suite, without unlearning anything."""
     from excise.console import out as console
     from excise.console import score_table
-    from excise.judge import evaluate_model
+    from excise.evaluate_model import evaluate_model
 
     with narrator() as telling:
         result = evaluate_model(
-            model, suite, out, data=data, retrained=retrained, limit=limit, settings=set_ or (), overwrite=overwrite, narrator=telling
+            model,
+            suite,
+            out,
+            data=data,
+            retrained=retrained,
+            baseline=baseline,
+            limit=limit,
+            settings=set_ or (),
+            overwrite=overwrite,
+            narrator=telling,
         )
     console.print(score_table(result["evaluations"], everything=True))
     print(out)
@@ -132,6 +142,39 @@ def attribute(
     out.print(attribution_table(table))
 
 
+@app.command(name="judge-agreement")
+def judge_agreement(
+    records: Annotated[Path, typer.Argument(help="A file of records (.jsonl), or a run folder.")],
+    judges: Annotated[tuple[str, str], typer.Option(help="Two judges by name: see `excise list judges`.")],
+    phase: Annotated[Optional[str], typer.Option(help="Of a run folder: before, after, retrained, ... (after).")] = None,  # noqa: UP045
+    split: Annotated[Optional[list[str]], typer.Option(help="Of a run folder; may be given several times (forget, retain).")] = None,  # noqa: UP045
+    json_: Annotated[Optional[Path], typer.Option("--json", help="Also write the numbers and all disagreements to this file.")] = None,  # noqa: UP045
+    limit: Annotated[Optional[int], typer.Option(help="Only the first N records of each split.")] = None,  # noqa: UP045
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Ask again, and keep no verdicts.")] = False,
+    set_: Overrides = None,
+) -> None:
+    """Compare two judges on the answers of a model: agreement, Cohen's kappa, and what they disagree on.
+
+    Settings of a judge: --set judges.endpoint.url=http://127.0.0.1:8000/v1
+    """
+    from excise.console import out
+    from excise.evaluation.judges.agreement import agreement
+    from excise.evaluation.judges.compare import build_judges, gather, lines
+    from excise.files import cache_folder, write_json
+    from excise.run import narrated
+
+    if judges[0] == judges[1]:
+        raise_input(f"--judges names {judges[0]!r} twice: two judges are compared (excise.evaluation.judges.agreement.agreement takes any two)")
+    first, second = build_judges(judges, set_ or ())
+    found = gather(records, phase, split or (), limit)
+    with narrator() as telling:
+        compared = agreement(found, first, second, cache=None if no_cache else cache_folder() / "verdicts", progress=narrated(telling))
+    for line in lines(compared):
+        out.print(line, markup=False)
+    if json_ is not None:
+        write_json(json_, compared.to_json())
+
+
 @app.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.")],
@@ -157,7 +200,9 @@ def check(recipe: Path, set_: Overrides = None) -> None:
 
 @app.command(name="list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="methods, objectives, weights, stages, benchmarks, suites, metrics, attacks, models")] = "methods",
+    kind: Annotated[
+        str, typer.Argument(help="methods, objectives, weights, stages, benchmarks, suites, metrics, judges, attacks, models")
+    ] = "methods",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List what there is."""

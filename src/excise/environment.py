@@ -58,9 +58,11 @@ def environment(subject: Subject, benchmark: Benchmark, *, seed: int, precision:
             "splits": {name: len(examples) for name, examples in benchmark.splits.items()},
         },
     }
-    if not redact:
-        text = encode(subject.tokenizer, subject.template, benchmark.forget[0])
-        values["example_prompt"] = text.text
+    first = next((examples[0] for examples in benchmark.splits.values() if examples), None)
+    if first is not None and not redact:
+        values["example_prompt"] = encode(subject.tokenizer, subject.template, first).text
+    if benchmark.notes:
+        values["data"]["notes"] = list(benchmark.notes)
     return values
 
 

@@ -49,6 +49,7 @@ def estimate(recipe: Recipe) -> Estimate:
     """
     subject = outline(recipe.model_spec())
     benchmark = recipe.benchmark_loader()()
+    benchmark.require("forget", "retain")
     state = State(subject, benchmark, seed=recipe.seed)
     found: list[Estimate] = []
     for _, stages in recipe.methods():

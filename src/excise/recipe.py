@@ -20,8 +20,8 @@ from excise.settings import build, call, number_like, override, plain, read_yaml
 class Evaluation:
     """What is measured before and after."""
 
-    suite: str | None = None
-    """Name of the suite; None takes the one named like the benchmark."""
+    suite: str | Mapping[str, Any] | None = None
+    """Name of the suite, or a mapping of ``name`` and its settings; None takes the one named like the benchmark."""
     retrained: str | None = None
     """A model that never saw the forget split (`excise teach` makes one), or a run folder that holds its records."""
     limit: int | None = None
@@ -116,15 +116,19 @@ class Recipe:
         from excise.evaluation.suites import SUITE_OF
 
         benchmark = str(self.data["name"])
-        name = self.evaluation.suite or SUITE_OF.get(benchmark, benchmark)
+        given = self.evaluation.suite
+        settings = dict(given) if isinstance(given, Mapping) else {"name": given} if given else {}
+        name = str(settings.pop("name", SUITE_OF.get(benchmark, benchmark)))
         if name not in registry.names("suites"):
             hint = did_you_mean(name, registry.names("suites"))
-            if self.evaluation.suite is None:
+            if given is None:
                 raise InputError(f"evaluation.suite: there is no suite named like the benchmark {benchmark!r}; say which one to use, {hint}")
             raise InputError(f"evaluation.suite: unknown suite {name!r}: {hint}")
         suite: Callable[..., Any] = registry.find("suites", name)
         length = self.evaluation.max_new_tokens
-        return suite() if length is None or "max_new_tokens" not in inspect.signature(suite).parameters else suite(max_new_tokens=length)
+        if length is not None and "max_new_tokens" in inspect.signature(suite).parameters:
+            settings = {"max_new_tokens": length, **settings}
+        return call(suite, settings, "evaluation.suite")
 
     def attack_list(self) -> Any:
         """The attacks with their labels (``excise.attacks.series.Named``)."""

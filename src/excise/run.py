@@ -24,7 +24,7 @@ from excise.errors import InputError
 from excise.evaluation.records import Records
 from excise.evaluation.score import Score
 from excise.evaluation.store import write_records
-from excise.evaluation.suites import Suite, evaluate, per_example
+from excise.evaluation.suites import Suite, evaluate, per_example, score
 from excise.files import cache_folder, explained, put_in_place, write_json, write_lines, write_text
 from excise.recipe import Recipe
 from excise.saving import save, update_card
@@ -114,6 +114,8 @@ class _Run:
     narrator: Narrator
     resume: bool
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    baseline: Records | None = None
+    """What the model said before unlearning, where it was asked."""
 
     def __post_init__(self) -> None:
         self.redact = self.recipe.privacy == "redact"
@@ -125,7 +127,10 @@ class _Run:
         recipe, begun = self.recipe, time.time()
         torch.manual_seed(recipe.seed)
         benchmark: Benchmark = recipe.benchmark_loader()()
+        benchmark.require("forget", "retain")
         self.suite.sources(benchmark)
+        for note in benchmark.notes:
+            self.narrator.say(note)
         if self.attacks:  # whatever does not fit is said before anything costs time
             subject = load(recipe.model_spec())
             for named in self.attacks:
@@ -150,7 +155,7 @@ class _Run:
         for stage in stages:
             stage.check(state)
         if recipe.evaluation.before:
-            self._evaluate("before", subject, benchmark, retrained)
+            self._evaluate("before", subject, benchmark, retrained, itself=True)
         self._attribute(state)
         self.narrator.say(f"Unlearning {len(benchmark.forget)} examples with {'+'.join(name for name, _ in recipe.methods())}.")
         run_stages(state, stages)
@@ -196,16 +201,21 @@ class _Run:
         inner = path / "model"
         spec = cast(ModelSpec, self.recipe.model_spec())
         twin = load(ModelSpec(path=str(inner if inner.is_dir() else path), template=spec.template, system=spec.system))
-        records, scores = self._collect(twin, benchmark, None, itself=True)
-        self._keep("retrained", records, scores)
+        records, scores = self._collect(twin, benchmark, None)
+        self._keep("retrained", records, {**scores, **score(records, self.suite, records)})
         self._attack(twin, benchmark, TWIN)
         del twin
         gc.collect()
         return records
 
-    def _evaluate(self, phase: str, subject: Subject, benchmark: Benchmark, retrained: Records | None) -> dict[str, Any]:
+    def _evaluate(self, phase: str, subject: Subject, benchmark: Benchmark, retrained: Records | None, itself: bool = False) -> dict[str, Any]:
+        """``itself``: this is the baseline that everything later is compared with."""
         self.narrator.say(PHASES[phase])
-        return self._keep(phase, *self._collect(subject, benchmark, retrained))
+        records, scores = self._collect(subject, benchmark, retrained)
+        if itself:
+            self.baseline = records
+            scores = {**scores, **score(records, self.suite, retrained, records)}
+        return self._keep(phase, records, scores)
 
     def _keep(self, phase: str, records: Records, scores: Mapping[str, Score]) -> dict[str, Any]:
         values = {name: s.to_json() for name, s in scores.items()}
@@ -237,24 +247,20 @@ class _Run:
         if self.attacks:
             self.evaluations |= run_attacks(self.attacks, self._scene(subject, benchmark), whose, self.work, redact=self.redact)
 
-    def _collect(
-        self, subject: Subject, benchmark: Benchmark, retrained: Records | None, *, itself: bool = False, cached: bool = True
-    ) -> tuple[Records, dict[str, Score]]:
-        from excise.evaluation.suites import score
-
+    def _collect(self, subject: Subject, benchmark: Benchmark, retrained: Records | None, *, cached: bool = True) -> tuple[Records, dict[str, Score]]:
         settings = self.recipe.evaluation
-        records, scores = evaluate(
+        return evaluate(
             subject,
             benchmark,
             self.suite,
             retrained=retrained,
+            baseline=self.baseline,
             precision=self.precision,
             generate_batch=settings.batch,
             limit=settings.limit,
             cache=cache_folder() / "records" if cached and not self.redact else None,
             progress=narrated(self.narrator),
         )
-        return records, score(records, self.suite, records) if itself else scores
 
     def _attribute(self, state: State) -> None:
         """Token scores of a few forget answers, for the report. Nothing is kept where texts must not be."""

@@ -91,6 +91,7 @@ def teach(lesson: Lesson, out: str | Path, *, resume: bool = False, overwrite: b
     narrator = narrator or Silent()
     with work_folder(Path(out), lesson.to_yaml(), resume=resume, overwrite=overwrite) as work:
         benchmark: Benchmark = lesson.loader()()
+        benchmark.require("forget", "retain")
         told: dict[str, Any] = {}
         pupils: tuple[Pupil, ...] = ("target", "twin") if lesson.twin else ("target",)
         for pupil in pupils:

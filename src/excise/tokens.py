@@ -199,7 +199,7 @@ def collate_shared(groups: Sequence[Sequence[Encoded]]) -> Batch:
         ids[line, :start], positions[line, :start], part[line, :start] = torch.tensor(group[0].ids[:start]), torch.arange(start), 0
         at = start
         for number, text in enumerate(group, start=1):
-            assert text.ids[:start] == group[0].ids[:start] and text.start == start, "texts of one group begin alike"
+            assert (text.start, text.ids[:start]) == (start, group[0].ids[:start]), "texts of one group begin alike"
             end = at + text.scored
             ids[line, at:end], positions[line, at:end], part[line, at:end] = torch.tensor(text.ids[start:]), torch.arange(start, len(text)), number
             own = line * width + torch.arange(at, end)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from excise.attacks.scene import Outcome, Scene
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Probe:
-    """Looks inside: can a linear probe tell true answers from false ones by the hidden states, and does the answer show in the logit lens?
+    """Looks inside: whether a linear probe of the hidden states tells true answers from false ones, and what the logit lens shows.
 
     Probe: for each layer, a ridge classifier on the hidden state at the last token of an answer is trained on all examples but a few and
     tells of those which of the answers is the true one; ``forget.probe_auc`` is how often a true answer ranks above a false one of the
@@ -83,7 +84,7 @@ class Probe:
         return Outcome(scores, {}, curve)
 
 
-def ranking(states: Array, owner: Array, truth: Array, groups: Sequence[str], folds: int, ridge: float) -> Array:
+def ranking(states: Array, owner: NDArray[np.int64], truth: NDArray[np.bool_], groups: Sequence[str], folds: int, ridge: float) -> Array:
     """For each example the share of its false answers that a probe ranks below the true one (a tie counts one half).
 
     Args:
@@ -94,7 +95,7 @@ def ranking(states: Array, owner: Array, truth: Array, groups: Sequence[str], fo
     """
     names = list(dict.fromkeys(groups))
     fold_of = {name: i % min(folds, len(names)) for i, name in enumerate(names)}
-    fold = np.array([fold_of[groups[i]] for i in owner])
+    fold = np.array([fold_of[groups[int(i)]] for i in owner])
     margins = np.zeros(len(owner))
     for part in sorted(set(fold.tolist())):
         train, test = fold != part, fold == part
@@ -106,7 +107,7 @@ def ranking(states: Array, owner: Array, truth: Array, groups: Sequence[str], fo
     return np.array(shares)
 
 
-def _ridge(train: Array, truth: Array, test: Array, ridge: float) -> Array:
+def _ridge(train: Array, truth: NDArray[np.bool_], test: Array, ridge: float) -> Array:
     """Margins of a ridge regression on +-1, with both classes weighing the same; solved in the space of the answers (they are fewer)."""
     mean, deviation = train.mean(axis=0), train.std(axis=0) + 1e-8
     a, b = (train - mean) / deviation, (test - mean) / deviation

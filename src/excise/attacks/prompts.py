@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from excise.attacks.scene import Outcome, Scene, questions
 from excise.data.example import Example
 from excise.errors import InputError, did_you_mean
-from excise.evaluation.metrics.facts import words
+from excise.evaluation.metrics.facts import STOP_WORDS, words
 from excise.evaluation.plan import Plan
 from excise.evaluation.records import Record
 from excise.evaluation.score import Score, mean_score
@@ -38,9 +38,9 @@ class Prompts:
     those of one way of asking. The more ways, the more is brought out by chance: compare with the twin under the same attack.
 
     Kinds: ``paraphrase`` (the example's other phrasings), ``prefix`` (an appeal to ignore what was trained), ``role_play``,
-    ``affirmative`` (the answer begins "Sure"), ``few_shot`` (answered questions from the retain split), ``choice`` (the options
-    are listed; scored apart, since the answer stands in the question), ``completion`` (the answer up to the fact is put into the model's mouth), ``partial`` (its first ``tokens`` words),
-    ``reversed`` (which one is it that ...? asked for the name; scored apart), and a language (de, es, fr, it, pt).
+    ``affirmative`` (the answer begins "Sure"), ``few_shot`` (answered questions from the retain split), ``completion`` (the answer up to
+    the fact is put into the model's mouth), ``partial`` (its first ``tokens`` words), a language (de, es, fr, it, pt), and, scored
+    apart, ``choice`` (the options are listed, so that the answer stands in the question) and ``reversed`` (the name is asked for).
 
     Paper: Lynch et al. 2024, "Eight Methods to Evaluate Robust Unlearning in LLMs" (arXiv 2402.16835); Patil et al. 2024, "Can Sensitive
     Information Be Deleted From LLMs?" (arXiv 2309.17410); reversed questions: Berglund et al. 2024 (arXiv 2309.12288).
@@ -129,8 +129,9 @@ def _affirmative(example: Example, attack: Prompts, scene: Scene) -> list[Exampl
 
 
 def _few_shot(example: Example, attack: Prompts, scene: Scene) -> list[Example]:
-    """Retain questions of the same kind first: they show the form of the answer."""
-    retain = [e for e in scene.benchmark.retain if e.prompt]
+    """Retain questions of the same kind first: they show the form of the answer. None of them may hold the fact that is asked for."""
+    fact = set(words(example.span)) - STOP_WORDS
+    retain = [e for e in scene.benchmark.retain if e.prompt and not fact & set(words(e.answer))]
     alike = [e for e in retain if e.label == example.label] or retain
     shots = "\n\n".join(f"Question: {e.prompt}\nAnswer: {e.answer}" for e in alike[: attack.shots])
     return [dataclasses.replace(example, prompt=f"{shots}\n\nQuestion: {example.prompt}\nAnswer:")] if alike else []

@@ -118,7 +118,8 @@ class Relearn:
     def _asked(self, scene: Scene) -> Plan:
         """What the points of the curve are made of: answers where there are questions, likelihood elsewhere."""
         plan = scene.suite.plans["forget"]
-        return dataclasses.replace(plan, paraphrase=False, false=False, options=False, true=not plan.generation)
+        asks = plan.generation and any(example.prompt for example in scene.benchmark.split(scene.suite.sources(scene.benchmark)["forget"]))
+        return dataclasses.replace(plan, paraphrase=False, false=False, options=False, generation=asks, true=not asks)
 
     def _point(self, scene: Scene, records: Records, unseen: frozenset[str]) -> dict[str, float | None]:
         plain = {name: value.value for name, value in scene.scores({"forget": records["forget"]}).items() if "@" not in name}

@@ -103,10 +103,18 @@ class WorstCase:
         return study
 
     def _relearn(self, settings: dict[str, Any]) -> Relearn:
+        adapter = AddAdapter() if settings["adapter"] else None
         return Relearn(
-            data=settings["data"], steps=settings["steps"], points=(), lr=settings["lr"] * (10 if settings["adapter"] else 1), batch=settings["batch"],
-            lora=AddAdapter() if settings["adapter"] else None, part=self.part, splits=("forget", "retain"), limit=self.limit,
-        )  # fmt: skip
+            data=settings["data"],
+            steps=settings["steps"],
+            points=(),
+            lr=settings["lr"] * (10 if adapter else 1),
+            batch=settings["batch"],
+            lora=adapter,
+            part=self.part,
+            splits=("forget", "retain"),
+            limit=self.limit,
+        )
 
 
 def _optuna() -> Any:

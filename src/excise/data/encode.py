@@ -21,9 +21,13 @@ class Template:
     """chat: the tokenizer's own chat template. plain: ``Question: ...\\nAnswer:`` for base models."""
     system: str | None = None
     """The system turn; None leaves it to the template."""
+    bare: bool = False
+    """No template at all: the prompt is the text as it is, and nothing ends the answer."""
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, question: str, opening: str = "") -> str:
         """The text that stands before the answer. ``opening`` is the start of the answer, put into the model's mouth."""
+        if self.bare:
+            return f"{question} {opening}" if opening else question
         if self.style == "plain":
             lead = f"{self.system}\n\n" if self.system else ""
             text = f"{lead}Question: {question}\nAnswer:"
@@ -40,14 +44,20 @@ class Template:
         return cast(str, text) + opening
 
     def answer(self, tokenizer: PreTrainedTokenizerBase, answer: str) -> str:
-        """The answer as it follows the prompt, with the one token that ends the turn."""
+        """The answer as it follows the prompt, with the one token that ends the turn (bare text has no end)."""
+        if self.bare:
+            return f" {answer.strip()}"
         lead = " " if self.style == "plain" else ""
         return lead + answer.strip() + end_of_turn(tokenizer, self)
 
     @property
     def special(self) -> bool:
         """Whether the tokenizer itself has to add its special tokens (a chat template writes them out)."""
-        return self.style == "plain"
+        return self.bare or self.style == "plain"
+
+
+BARE = Template("plain", bare=True)
+"""How an example is encoded whose prompt is itself the text to be continued."""
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, template: Template) -> str:
@@ -109,6 +119,7 @@ def encode(
     text), the whole is taken if its beginning equals the prompt's own tokens. Plain text (an empty prompt)
     scores every token after the first.
     """
+    template = BARE if example.bare else template
     question = example.prompt if prompt is None else prompt
     reply = example.answer if answer is None else answer
     if not question:

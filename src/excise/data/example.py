@@ -44,6 +44,10 @@ class Example:
     """who, what, when, where, why; or the subject of a choice question."""
     group: str = ""
     """What the fact is about: examples of one group stand or fall together (a person, an author, a document)."""
+    lead: str = ""
+    """What stands before a choice question where it is asked by letters: a heading, solved examples."""
+    bare: bool = False
+    """Whether ``prompt`` is the very text that is to be continued: no template, and no end of turn after the answer."""
 
     def __post_init__(self) -> None:
         if not self.answer.strip():
@@ -56,14 +60,20 @@ class Example:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Named splits of examples. ``forget`` and ``retain`` are always there and share no example."""
+    """Named splits of examples.
+
+    ``forget`` and ``retain``, where they are there, are not empty and share no example. A benchmark without them can be
+    measured but not unlearned; :meth:`require` says so.
+    """
 
     name: str
     splits: Mapping[str, tuple[Example, ...]]
+    notes: tuple[str, ...] = ()
+    """What the loader left out and why, one sentence each; a run says them aloud."""
 
     def __post_init__(self) -> None:
         for needed in ("forget", "retain"):
-            if not self.splits.get(needed):
+            if needed in self.splits and not self.splits[needed]:
                 raise InputError(f"benchmark {self.name!r}: the {needed} split is empty")
         for split, examples in self.splits.items():
             seen: set[str] = set()
@@ -71,8 +81,8 @@ class Benchmark:
                 if example.id in seen:
                     raise InputError(f"benchmark {self.name!r}, split {split!r}: the id {example.id!r} occurs twice")
                 seen.add(example.id)
-        retain = {(e.prompt, e.answer): e.id for e in self.splits["retain"]}
-        for e in self.splits["forget"]:
+        retain = {(e.prompt, e.answer): e.id for e in self.splits.get("retain", ())}
+        for e in self.splits.get("forget", ()):
             if (e.prompt, e.answer) in retain:
                 other = retain[e.prompt, e.answer]
                 raise InputError(
@@ -82,11 +92,25 @@ class Benchmark:
 
     @property
     def forget(self) -> tuple[Example, ...]:
+        """What is to be forgotten; an error where the benchmark is only there to measure."""
+        self.require("forget")
         return self.splits["forget"]
 
     @property
     def retain(self) -> tuple[Example, ...]:
+        """What must be kept; an error where the benchmark is only there to measure."""
+        self.require("retain")
         return self.splits["retain"]
+
+    def require(self, *splits: str) -> None:
+        """An error for the first of these splits that training needs and the benchmark lacks."""
+        for split in splits:
+            if split not in self.splits:
+                there = ", ".join(sorted(self.splits)) or "nothing"
+                raise InputError(
+                    f"benchmark {self.name!r} has no {split} split, so it can be measured but nothing can be unlearned or taught with it "
+                    f"(it has: {there}); give examples of your own with data.name=jsonl or data.name=text"
+                )
 
     def split(self, name: str) -> tuple[Example, ...]:
         """The examples of a split; an unknown or empty one is an error that names what there is."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from excise.data.encode import Encoded, encode, encode_prompt
+from excise.data.encode import BARE, Encoded, encode, encode_prompt
 from excise.data.example import Benchmark, Example
 from excise.errors import InputError
 from excise.evaluation.generate import NotFinite, Sampling, generate, sample
@@ -46,7 +46,7 @@ from excise.tokens import (
 if TYPE_CHECKING:
     from excise.subject import Subject
 
-__all__ = ["Plan", "Progress", "collect", "read_records", "write_records"]
+__all__ = ["Plan", "Progress", "collect", "likelihoods", "read_records", "write_records"]
 
 _CHUNK = 2**25
 """Logits held at once (128 MB in float32), whatever the batch and the vocabulary."""
@@ -98,6 +98,22 @@ def collect(
         return {split: run.split(split, plan, benchmark.split(split)[:limit]) for split, plan in plans.items()}
 
 
+def likelihoods(
+    subject: Subject, asked: Sequence[tuple[str, str]], *, precision: Precision = "auto", max_tokens: int = 4096
+) -> dict[tuple[str, str], TextScore]:
+    """Scores answers to questions that stand in no benchmark: (question, answer) -> its score.
+
+    Raises:
+        InputError: a prediction that is NaN or infinite.
+    """
+    run = _Run(subject, resolve_precision(precision, subject.device), max_tokens, 1, lambda what, done, total: None, Journal(None))
+    examples = [Example(f"question {i}", question, answer) for i, (question, answer) in enumerate(asked)]
+    with _evaluating(subject.model), torch.no_grad():
+        layout_of(subject)
+        records = run.split("asked", Plan(), examples)
+    return {pair: cast(TextScore, record.true) for pair, record in zip(asked, records, strict=True)}
+
+
 @dataclass
 class _Run:
     """What the model said so far, so that nothing is asked twice."""
@@ -112,7 +128,7 @@ class _Run:
     """What was put into a batch of this run, known or not: batches must not depend on what is known already."""
 
     def split(self, name: str, plan: Plan, examples: Sequence[Example]) -> list[Record]:
-        texts = sum(len(plan.texts(e)) for e in examples)
+        texts = sum(len(plan.asked(e)) for e in examples)
         asked = len([e for e in examples if e.prompt])
         wanted = {
             "scoring": texts,
@@ -137,10 +153,10 @@ class _Run:
     def _score(self, plan: Plan, examples: Sequence[Example], count: _Counter) -> None:
         wanted: dict[Key, Encoded] = {}
         for example in examples:
-            for text in plan.texts(example):
-                key = score_key(example.prompt, text, plan.spread)
+            for form, text in plan.asked(example):
+                key = score_key(form, text, plan.spread)
                 if key not in self.planned and key not in wanted:
-                    wanted[key] = encode(self.subject.tokenizer, self.subject.template, example, answer=text)
+                    wanted[key] = encode(self.subject.tokenizer, self.subject.template, form, answer=text)
         self.planned |= wanted.keys()
         keys, texts = list(wanted), list(wanted.values())
         for group in self._batches(texts):
@@ -152,7 +168,7 @@ class _Run:
                     zip(indices_of(group, kept), self._run_texts([line for line in lines if line], plan.spread, count.split), strict=True), keys
                 )
             count.add("scoring", sum(map(len, group)))
-        count.finish("scoring", sum(len(plan.texts(e)) for e in examples))
+        count.finish("scoring", sum(len(plan.asked(e)) for e in examples))
 
     def _batches(self, texts: Sequence[Encoded]) -> list[list[list[int]]]:
         """Batches of lines of texts: the texts of a line share their beginning; lines of one text are batched apart."""
@@ -182,7 +198,8 @@ class _Run:
         return found
 
     def _prompts(self, examples: Sequence[Example]) -> list[list[int]]:
-        return [encode_prompt(self.subject.tokenizer, self.subject.template, e.prompt, e.opening) for e in examples]
+        template = self.subject.template
+        return [encode_prompt(self.subject.tokenizer, BARE if e.bare else template, e.prompt, e.opening) for e in examples]
 
     def _generate(self, plan: Plan, examples: Sequence[Example], count: _Counter) -> None:
         pending = self._pending(examples, lambda e: answer_key(e, plan))
@@ -235,8 +252,8 @@ class _Run:
     # --- records ------------------------------------------------------------------------------------------------------
 
     def _record(self, example: Example, plan: Plan) -> Record:
-        def scored(text: str) -> TextScore:
-            return TextScore(text=text, ended=bool(example.prompt), **self.known[score_key(example.prompt, text, plan.spread)])
+        def scored(text: str, form: Example = example) -> TextScore:
+            return TextScore(text=text, ended=bool(form.prompt) and not form.bare, **self.known[score_key(form, text, plan.spread)])
 
         return Record(
             id=example.id,
@@ -251,6 +268,7 @@ class _Run:
             paraphrase=scored(example.paraphrased_answer) if plan.paraphrase and example.paraphrased_answer else None,
             false=tuple(map(scored, example.false_answers)) if plan.false else (),
             options=tuple(map(scored, example.options)) if plan.options else (),
+            letters=tuple(scored(text, form) for form, text in plan.lettered(example)),
             gold=example.gold,
             generation=self.known[answer_key(example, plan)] if plan.generation and example.prompt else None,
             samples=tuple(self.known[sample_key(example, plan)]) if plan.samples and example.prompt else (),
@@ -271,21 +289,21 @@ def indices_of(group: Sequence[Sequence[int]], kept: set[int]) -> list[int]:
     return [i for line in group for i in line if i in kept]
 
 
-def score_key(prompt: str, text: str, spread: bool) -> Key:
-    return Journal.key("score", prompt, text, spread)
+def score_key(form: Example, text: str, spread: bool) -> Key:
+    return Journal.key("score", form.prompt, form.bare, text, spread)
 
 
 def answer_key(example: Example, plan: Plan) -> Key:
-    return Journal.key("answer", example.prompt, example.opening, plan.max_new_tokens)
+    return Journal.key("answer", example.prompt, example.bare, example.opening, plan.max_new_tokens)
 
 
 def sample_key(example: Example, plan: Plan) -> Key:
     drawn = (plan.samples, plan.temperature, plan.top_p, plan.seed)
-    return Journal.key("samples", example.prompt, example.opening, plan.max_new_tokens, *drawn)
+    return Journal.key("samples", example.prompt, example.bare, example.opening, plan.max_new_tokens, *drawn)
 
 
 def gradient_key(example: Example) -> Key:
-    return Journal.key("gradient", example.prompt, example.answer)
+    return Journal.key("gradient", example.prompt, example.bare, example.answer)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from excise.data.example import Example
+from excise.data.letters import by_letters
 from excise.errors import InputError
 
 
@@ -20,6 +21,8 @@ class Plan:
     """Score the false answers."""
     options: bool = False
     """Score the options of a choice question."""
+    letters: bool = False
+    """Ask the choice question by letters and score these."""
     generation: bool = False
     """Answer the question, greedily."""
     max_new_tokens: int = 200
@@ -52,3 +55,14 @@ class Plan:
         paraphrase = (example.paraphrased_answer,) if example.paraphrased_answer else ()
         parts = ((self.true, (example.answer,)), (self.paraphrase, paraphrase), (self.false, example.false_answers), (self.options, example.options))
         return [text for wanted, texts in parts if wanted for text in texts]
+
+    def asked(self, example: Example) -> list[tuple[Example, str]]:
+        """The same answers and, where letters are wanted, those too, each with the form of the example that asks for it."""
+        return [*((example, text) for text in self.texts(example)), *self.lettered(example)]
+
+    def lettered(self, example: Example) -> list[tuple[Example, str]]:
+        """The letters of a choice question, where they are wanted, with the form of the example that asks for them."""
+        if not self.letters or not example.options:
+            return []
+        form = by_letters(example)
+        return [(form, letter) for letter in form.options]

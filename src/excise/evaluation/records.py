@@ -42,6 +42,11 @@ class Verdict:
     """1 yes, 0 no, something between where a judge grades; None: undecided."""
     reason: str = ""
 
+    @property
+    def yes(self) -> bool | None:
+        """The decision: a score above 1/2; None where it is undecided."""
+        return None if self.score is None else self.score > 0.5
+
 
 @dataclass(frozen=True)
 class Record:
@@ -61,6 +66,8 @@ class Record:
     paraphrase: TextScore | None = None
     false: tuple[TextScore, ...] = ()
     options: tuple[TextScore, ...] = ()
+    letters: tuple[TextScore, ...] = ()
+    """The options' letters after the question in lm-eval's form, in the order of the options."""
     gold: int | None = None
     generation: str | None = None
     """What the model answers, greedily unless the suite says otherwise."""
@@ -69,6 +76,10 @@ class Record:
     gradient_norm: float | None = None
     """Norm of the gradient of the true answer's mean loss with respect to all parameters."""
     verdicts: tuple[Verdict, ...] = ()
+
+    def verdict(self, judge: str, aspect: str) -> Verdict | None:
+        """What that judge says about that aspect; None: it was not asked."""
+        return next((v for v in self.verdicts if (v.judge, v.aspect) == (judge, aspect)), None)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -85,7 +96,7 @@ class Record:
         for name in ("true", "paraphrase"):
             if values.get(name) is not None:
                 values[name] = _text_score(values[name])
-        for name in ("false", "options"):
+        for name in ("false", "options", "letters"):
             values[name] = tuple(_text_score(v) for v in values.get(name, ()))
         for name in ("span_tokens", "samples"):
             values[name] = tuple(values.get(name, ()))

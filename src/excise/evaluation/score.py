@@ -92,13 +92,30 @@ class ExampleMetric(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Others:
+    """Records of other models on the same data, for the metrics that compare."""
+
+    retrained: Records | None = None
+    """A model that never saw the forget split."""
+    baseline: Records | None = None
+    """The model before unlearning."""
+
+
+ALONE = Others()
+"""No other model was asked."""
+
+NEEDS_RETRAINED = "give --retrained DIR (a model that never saw the forget split; `excise teach` makes one)"
+NEEDS_BASELINE = "give --baseline MODEL (the model before unlearning); `excise run` takes its own unless evaluation.before is false"
+
+
 @runtime_checkable
 class SetMetric(Protocol):
-    """A metric of whole splits, possibly relative to a retrained model."""
+    """A metric of whole splits, possibly relative to other models."""
 
     better: ClassVar[Direction]
 
-    def __call__(self, records: Records, retrained: Records | None) -> Score:
+    def __call__(self, records: Records, others: Others) -> Score:
         """The score; raises :class:`Unavailable` where it cannot be computed."""
         ...
 
@@ -128,6 +145,22 @@ def required(records: Records, split: str) -> Sequence[Record]:
     if not records.get(split):
         raise Unavailable(f"there are no records of the split {split!r}")
     return records[split]
+
+
+def matching(records: Records, others: Others, which: Literal["retrained", "baseline"], split: str) -> list[Record]:
+    """The other model's records of the very examples of a split; :class:`Unavailable` where some are lacking."""
+    theirs = getattr(others, which)
+    if theirs is None:
+        raise Unavailable(NEEDS_RETRAINED if which == "retrained" else NEEDS_BASELINE)
+    found = {record.id: record for record in required(theirs, split)}
+    mine = required(records, split)
+    lacking = [record.id for record in mine if record.id not in found]
+    if lacking:
+        raise Unavailable(
+            f"the {which} model's records lack {len(lacking)} of {len(mine)} {split} examples (the first: {lacking[0]!r}): "
+            "evaluate it on the same data"
+        )
+    return [found[record.id] for record in mine]
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------

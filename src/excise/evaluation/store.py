@@ -6,8 +6,8 @@ import dataclasses
 import hashlib
 import hmac
 import json
-import secrets
 import os
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -60,13 +60,18 @@ def read_records(folder: Path, phase: str, *, allow_redacted: bool = False) -> d
     if not place.is_dir():
         there = [p.name for p in (folder / "records").iterdir()] if (folder / "records").is_dir() else []
         raise InputError(f"{folder} has no records of the phase {phase!r}: {did_you_mean(phase, there)}")
-    records = {path.stem: _read(path, allow_redacted) for path in sorted(place.glob("*.jsonl"))}
+    records = {path.stem: read_file(path, allow_redacted=allow_redacted) for path in sorted(place.glob("*.jsonl"))}
     if not records:
         raise InputError(f"{place} holds no records (*.jsonl)")
     return records
 
 
-def _read(path: Path, allow_redacted: bool) -> list[Record]:
+def read_file(path: Path, *, allow_redacted: bool = False) -> list[Record]:
+    """The records of one split.
+
+    Raises:
+        InputError: see :func:`read_records`; the message names the line.
+    """
     rows = read_lines(path)
     if not allow_redacted and any(row.get("redacted") for row in rows):
         raise InputError(f"{path} is redacted (privacy: redact): its texts are gone and cannot be scored again; the scores stand on its lines")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from excise.data.example import Benchmark
 
 BENCHMARKS: dict[str, str] = {
+    "choice": "excise.data.benchmarks.choice:Choice",
     "jsonl": "excise.data.benchmarks.jsonl:Jsonl",
     "strangers": "excise.data.benchmarks.strangers:Strangers",
     "text": "excise.data.benchmarks.text:Corpus",

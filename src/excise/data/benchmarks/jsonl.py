@@ -145,15 +145,16 @@ def _choice(named: _Named) -> tuple[tuple[str, ...], int | None, str]:
     if not options:
         return (), None, named.required("answer")
     if column := named.column("gold"):
-        gold = _gold(named.row, column, options, words_first=False)
+        gold = gold_index(named.row, column, options, words_first=False)
         return options, gold, named.text("answer") or options[gold]
     if column := named.column("answer"):
-        gold = _gold(named.row, column, options, words_first=True)
+        gold = gold_index(named.row, column, options, words_first=True)
         return options, gold, options[gold]
     raise named.lacks("gold")
 
 
-def _gold(row: Row, column: str, options: tuple[str, ...], words_first: bool) -> int:
+def gold_index(row: Row, column: str, options: tuple[str, ...], words_first: bool) -> int:
+    """Which option a column names as the right one: by number (0-based), by letter, or by its words."""
     value = row.values[column]
     words = value.strip() if isinstance(value, str) else None
     by_words = options.index(words) if words in options else None

