@@ -134,8 +134,8 @@ def test_relearning_a_part_reports_the_rest(tiny_llama: Subject) -> None:
     assert outcome.scores["forget.fact_recall"].n == 10
     assert {"forget.fact_recall", "forget.fact_recall@unseen", "step"} == set(outcome.curve[0])
     whole = Relearn(part=0.75)
-    assert len(whole._shown(scene(tiny_llama))) == 7  # noqa: SLF001
-    assert len(whole._unseen(scene(tiny_llama), whole._shown(scene(tiny_llama)))) == 3  # noqa: SLF001
+    assert len(whole._shown(scene(tiny_llama))) == 7
+    assert len(whole._unseen(scene(tiny_llama), whole._shown(scene(tiny_llama)))) == 3
 
 
 def test_relearning_from_other_data(tiny_llama: Subject, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_every_way_of_asking_keeps_the_fact(tiny_llama: Subject) -> None:
     here = scene(tiny_llama)
     for example in SMALL.forget:
         for kind in KINDS:
-            made = Prompts()._variants(example, kind, here)  # noqa: SLF001
+            made = Prompts()._variants(example, kind, here)
             assert made, (kind, example.id)
             for new in made:
                 assert new != example
@@ -225,7 +225,9 @@ def test_the_answer_that_tells_most_counts(tiny_llama: Subject, monkeypatch: pyt
         Example("b", "What does Bo play?", "Bo plays the lute.", span="lute", group="Bo"),
     )  # fmt: skip
     bench = dataclasses.replace(SMALL, splits={**SMALL.splits, "forget": two})
-    parrot = Parrot({"birthplace": "It is Marrow.", "Sure": "The lute, I think.", "archivist": "Nothing.", "Which of these": "Old Marrow", "Who is meant": "Ann"})
+    parrot = Parrot(
+        {"birthplace": "It is Marrow.", "Sure": "The lute, I think.", "archivist": "Nothing.", "Which of these": "Old Marrow", "Who is meant": "Ann"}
+    )
     monkeypatch.setattr(Scene, "ask", lambda self, *args, **rest: parrot(self, *args, **rest))
     outcome = Prompts(kinds=("paraphrase", "affirmative", "role_play", "choice", "reversed"))(scene(tiny_llama, bench))
     found = {name: (score.value, score.n) for name, score in outcome.scores.items() if "fact_recall@" in name}
@@ -244,9 +246,9 @@ def test_the_answer_that_tells_most_counts(tiny_llama: Subject, monkeypatch: pyt
 def test_ways_of_asking_of_ones_own_and_languages(tiny_llama: Subject) -> None:
     attack = Prompts(kinds=("de",), texts={"letter": "Dear friend, {question} Yours"})
     here = scene(tiny_llama)
-    assert attack._variants(SMALL.forget[0], "letter", here)[0].prompt == f"Dear friend, {SMALL.forget[0].prompt} Yours"  # noqa: SLF001
-    assert attack._variants(SMALL.forget[0], "de", here)[0].prompt.endswith(SMALL.forget[0].prompt)  # noqa: SLF001
-    assert attack._variants(dataclasses.replace(SMALL.forget[0], prompt=""), "de", here) == []  # noqa: SLF001
+    assert attack._variants(SMALL.forget[0], "letter", here)[0].prompt == f"Dear friend, {SMALL.forget[0].prompt} Yours"
+    assert attack._variants(SMALL.forget[0], "de", here)[0].prompt.endswith(SMALL.forget[0].prompt)
+    assert attack._variants(dataclasses.replace(SMALL.forget[0], prompt=""), "de", here) == []
     assert set(prompts_module.APART) <= set(KINDS)
 
 

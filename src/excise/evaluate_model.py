@@ -35,7 +35,7 @@ class Settings:
     """auto, chat or plain."""
     dtype: str = "auto"
     precision: Precision = "auto"
-    batch: int = 32
+    batch: int = 50
     """Answers that are generated at once."""
     max_new_tokens: int | None = None
     """Length of generated answers; None: the suite's own."""

@@ -30,7 +30,7 @@ class Evaluation:
     """Also evaluate the model before unlearning."""
     max_new_tokens: int | None = None
     """Length of generated answers; None: the suite's own."""
-    batch: int = 32
+    batch: int = 50
     """Answers that are generated at once."""
 
 

@@ -15,7 +15,16 @@ from excise.evaluation.metrics.memory import (
     RougeLRecall,
     TruthRatio,
 )
-from excise.evaluation.metrics.privacy import ForgetQuality, MembershipLoss, MembershipMinK, MembershipZlib, PrivLeak
+from excise.evaluation.metrics.privacy import (
+    ForgetQuality,
+    MembershipGradientNorm,
+    MembershipLoss,
+    MembershipMinK,
+    MembershipMinKPlusPlus,
+    MembershipReference,
+    MembershipZlib,
+    PrivLeak,
+)
 from excise.evaluation.metrics.utility import ModelUtility, NormalisedProbability
 from excise.evaluation.score import ExampleMetric, SetMetric
 
@@ -37,6 +46,9 @@ METRICS: dict[str, type[Metric]] = {
     "mia_loss": MembershipLoss,
     "mia_zlib": MembershipZlib,
     "mia_min_k": MembershipMinK,
+    "mia_min_k_plus_plus": MembershipMinKPlusPlus,
+    "mia_reference": MembershipReference,
+    "mia_gradient_norm": MembershipGradientNorm,
     "privleak": PrivLeak,
     "choice_accuracy": ChoiceAccuracy,
     "choice_margin": ChoiceMargin,

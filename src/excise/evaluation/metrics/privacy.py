@@ -148,6 +148,74 @@ class MembershipMinK:
 
 
 @dataclass(frozen=True)
+class MembershipMinKPlusPlus:
+    """AUC as ``mia_min_k``, of log-probabilities that are standardised by what the model expected: (log p - mu) / sigma.
+
+    mu and sigma are the mean and the standard deviation of log p over the vocabulary under the prediction itself. The end of the
+    turn is left out. Read it as ``mia_loss``. Needs a plan with ``spread``.
+
+    Paper: Zhang et al. 2024, Min-K%++ (arXiv 2404.02936), equation 3.
+    """
+
+    k: float = 0.4
+    """Share of the answer's tokens that count: the lowest, at least one."""
+
+    better: ClassVar[Direction] = "none"
+
+    def __call__(self, records: Records, others: Others = ALONE) -> Score:
+        return membership(records, self._signal)
+
+    def _signal(self, record: Record) -> float | None:
+        if record.true is None:
+            return None
+        if not record.true.expected:
+            raise Unavailable("the spread of the predictions was not collected: use the suite membership")
+        logp = without_end(record.true)[0]
+        standardised = sorted((x - m) / max(s, 1e-6) for x, m, s in zip(logp, record.true.expected, record.true.deviation, strict=False))
+        lowest = standardised[: max(1, int(self.k * len(standardised)))]
+        return -sum(lowest) / len(lowest)
+
+
+@dataclass(frozen=True)
+class MembershipReference:
+    """AUC of telling forget from hold-out examples by their mean loss minus that of the retrained model.
+
+    What makes a text easy for every model cancels out. Read it as ``mia_loss``. Needs a retrained model's records.
+
+    Paper: Carlini et al. 2021 (arXiv 2012.07805); Mireshghallah et al. 2022 (arXiv 2203.03929).
+    """
+
+    better: ClassVar[Direction] = "none"
+
+    def __call__(self, records: Records, others: Others = ALONE) -> Score:
+        if not records.get("holdout"):
+            raise Unavailable(NEEDS_HOLDOUT)
+        reference: dict[int, float] = {}
+        for split in ("forget", "holdout"):
+            for mine, theirs in zip(required(records, split), matching(records, others, "retrained", split), strict=True):
+                if theirs.true is not None:
+                    reference[id(mine)] = theirs.true.mean_logp
+        return membership(records, lambda r: None if r.true is None or id(r) not in reference else reference[id(r)] - r.true.mean_logp)
+
+
+@dataclass(frozen=True)
+class MembershipGradientNorm:
+    """AUC of telling forget from hold-out examples by the norm of the gradient of their mean loss: small for what was fitted.
+
+    Read it as ``mia_loss``. Needs a plan with ``gradient`` (a backward pass for each example).
+
+    Paper: Wang et al. 2024, "Pandora's White-Box" (arXiv 2402.17012); as in open-unlearning (arXiv 2506.12618).
+    """
+
+    better: ClassVar[Direction] = "none"
+
+    def __call__(self, records: Records, others: Others = ALONE) -> Score:
+        if all(record.gradient_norm is None for record in required(records, "forget")):
+            raise Unavailable("no gradient norms were collected: use the suite membership")
+        return membership(records, lambda record: record.gradient_norm)
+
+
+@dataclass(frozen=True)
 class PrivLeak:
     """100 ((1 - AUC) - (1 - AUC_retrained)) / (1 - AUC_retrained), AUC by Min-K % as in ``mia_min_k``.
 

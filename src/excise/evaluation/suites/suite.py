@@ -96,7 +96,7 @@ def evaluate(
     baseline: Records | None = None,
     precision: Precision = "auto",
     max_tokens: int = 4096,
-    generate_batch: int = 32,
+    generate_batch: int = 50,
     limit: int | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
