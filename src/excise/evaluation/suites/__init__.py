@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from excise.evaluation.suites.choice import choice
+from excise.evaluation.suites.fivew import fivew
 from excise.evaluation.suites.qa import qa
 from excise.evaluation.suites.strangers import strangers
 from excise.evaluation.suites.suite import Live, Measure, Suite, evaluate, per_example, score
 from excise.evaluation.suites.text import text
 from excise.evaluation.suites.tofu import tofu
 
-SUITES: dict[str, Callable[..., Suite]] = {"tofu": tofu, "strangers": strangers, "qa": qa, "text": text, "choice": choice}
+SUITES: dict[str, Callable[..., Suite]] = {"tofu": tofu, "strangers": strangers, "qa": qa, "text": text, "choice": choice, "fivew": fivew}
 """Name -> a function whose parameters are the suite's settings."""
 
 SUITE_OF: dict[str, str] = {"wmdp": "text", "jsonl": "qa"}
