@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 BENCHMARKS: dict[str, str] = {
     "choice": "excise.data.benchmarks.choice:Choice",
+    "concepts": "excise.data.benchmarks.concepts:Concepts",
     "fivew": "excise.data.benchmarks.fivew:FiveW",
     "jsonl": "excise.data.benchmarks.jsonl:Jsonl",
     "strangers": "excise.data.benchmarks.strangers:Strangers",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from excise.evaluation.suites.choice import choice
+from excise.evaluation.suites.concepts import concepts
 from excise.evaluation.suites.fivew import fivew
 from excise.evaluation.suites.qa import qa
 from excise.evaluation.suites.strangers import strangers
@@ -12,7 +13,15 @@ from excise.evaluation.suites.suite import Live, Measure, Suite, evaluate, per_e
 from excise.evaluation.suites.text import text
 from excise.evaluation.suites.tofu import tofu
 
-SUITES: dict[str, Callable[..., Suite]] = {"tofu": tofu, "strangers": strangers, "qa": qa, "text": text, "choice": choice, "fivew": fivew}
+SUITES: dict[str, Callable[..., Suite]] = {
+    "tofu": tofu,
+    "strangers": strangers,
+    "qa": qa,
+    "text": text,
+    "choice": choice,
+    "fivew": fivew,
+    "concepts": concepts,
+}
 """Name -> a function whose parameters are the suite's settings."""
 
 SUITE_OF: dict[str, str] = {"wmdp": "text", "jsonl": "qa"}
