@@ -59,8 +59,16 @@ def test_every_file_becomes_its_splits(tmp_path: Path) -> None:
     made = Concepts(write(tmp_path), "Bread", mmlu=mmlu(tmp_path), others_limit=2)()
     sizes = {name: len(examples) for name, examples in made.splits.items()}
     assert sizes == {
-        **{"forget": 4, "retain": 3, "concept": 3, "concept_open": 2, "similar": 3, "similar_open": 2},
-        **{"coherence": 2, "relearn": 2, "others": 4, "mmlu": 3},
+        "forget": 4,
+        "retain": 3,
+        "concept": 3,
+        "concept_open": 2,
+        "similar": 3,
+        "similar_open": 2,
+        "coherence": 2,
+        "relearn": 2,
+        "others": 4,
+        "mmlu": 3,
     }
     assert (made.forget[0].prompt, made.forget[0].answer, made.retain[0].answer) == ("", "Bread needs time 0.", "The fox ran 0 times.")
     assert Counter(e.label for e in made.split("others")) == {"Soup": 2, "Tea": 2}
@@ -121,7 +129,13 @@ def test_the_real_folder(shared: Path) -> None:
     folder = str(shared / "data" / "concepts")
     made = Concepts(folder, "Ancient Rome")()
     assert {name: len(made.split(name)) for name in ("forget", "retain", "concept", "similar_open", "coherence", "relearn", "others")} == {
-        **{"forget": 300, "retain": 300, "concept": 50, "similar_open": 50, "coherence": 20, "relearn": 170, "others": 80},
+        "forget": 300,
+        "retain": 300,
+        "concept": 50,
+        "similar_open": 50,
+        "coherence": 20,
+        "relearn": 170,
+        "others": 80,
     }
     assert "relearn" not in Concepts(folder, "Harry Potter")().splits
     golds = Counter(e.gold for name in ("Golf", "Baseball", "Ancient Rome", "Harry Potter") for e in Concepts(folder, name)().split("concept"))

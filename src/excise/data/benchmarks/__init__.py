@@ -15,6 +15,7 @@ BENCHMARKS: dict[str, str] = {
     "concepts": "excise.data.benchmarks.concepts:Concepts",
     "fivew": "excise.data.benchmarks.fivew:FiveW",
     "jsonl": "excise.data.benchmarks.jsonl:Jsonl",
+    "muse": "excise.data.benchmarks.muse:Muse",
     "strangers": "excise.data.benchmarks.strangers:Strangers",
     "text": "excise.data.benchmarks.text:Corpus",
     "tofu": "excise.data.benchmarks.tofu:Tofu",

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from excise.evaluation.suites.choice import choice
 from excise.evaluation.suites.concepts import concepts
 from excise.evaluation.suites.fivew import fivew
+from excise.evaluation.suites.lm_eval import lm_eval
+from excise.evaluation.suites.muse import muse
 from excise.evaluation.suites.qa import qa
 from excise.evaluation.suites.strangers import strangers
 from excise.evaluation.suites.suite import Live, Measure, Suite, evaluate, per_example, score
@@ -21,6 +23,8 @@ SUITES: dict[str, Callable[..., Suite]] = {
     "choice": choice,
     "fivew": fivew,
     "concepts": concepts,
+    "muse": muse,
+    "lm_eval": lm_eval,
 }
 """Name -> a function whose parameters are the suite's settings."""
 
