@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 BENCHMARKS: dict[str, str] = {
     "choice": "excise.data.benchmarks.choice:Choice",
+    "concepts": "excise.data.benchmarks.concepts:Concepts",
+    "fivew": "excise.data.benchmarks.fivew:FiveW",
     "jsonl": "excise.data.benchmarks.jsonl:Jsonl",
+    "muse": "excise.data.benchmarks.muse:Muse",
     "strangers": "excise.data.benchmarks.strangers:Strangers",
     "text": "excise.data.benchmarks.text:Corpus",
     "tofu": "excise.data.benchmarks.tofu:Tofu",

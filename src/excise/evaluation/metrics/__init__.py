@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from excise.evaluation.metrics.choice import ChoiceAccuracy, ChoiceMargin, ChoiceProbability, LetterAccuracy, LetterMargin, LetterProbability
+from excise.evaluation.metrics.erasure import Coherence, Efficacy, KeepsToSubject, Overall, Related, Specificity
 from excise.evaluation.metrics.facts import FactLogp, FactRecall
 from excise.evaluation.metrics.fluency import DegenerateRate, Perplexity, RepetitionRate
 from excise.evaluation.metrics.judged import ContainsTruth, Fluency, ForgetRetainFluency, ForgetSuccess, RetainSuccess
@@ -64,6 +65,12 @@ METRICS: dict[str, type[Metric]] = {
     "fsr": ForgetSuccess,
     "rsr": RetainSuccess,
     "fsr_rsr": ForgetRetainFluency,
+    "efficacy": Efficacy,
+    "specificity": Specificity,
+    "coherence": Coherence,
+    "overall": Overall,
+    "keeps_to_subject": KeepsToSubject,
+    "related": Related,
 }
 
 __all__ = ["METRICS", "Metric"]

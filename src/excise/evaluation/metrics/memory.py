@@ -63,15 +63,25 @@ class RougeLF1:
 
     Lower is better on what is to be forgotten, higher elsewhere.
 
-    Paper: Lin 2004, ROUGE; MUSE's VerbMem, Shi et al. 2024 (arXiv 2407.06460).
+    Paper: Lin 2004, ROUGE; MUSE's VerbMem and KnowMem, Shi et al. 2024 (arXiv 2407.06460).
     """
+
+    stem: bool = True
+    """Whether words are compared by their Porter stems; MUSE does not."""
+    until: tuple[str, ...] = ()
+    """Only what stands before the first of these is scored: a model that goes on with another question is not punished for it."""
 
     better: ClassVar[Direction] = "knowledge"
     interval: ClassVar[Interval] = "bootstrap"
     needs: ClassVar[str] = "a generation"
 
     def per_example(self, record: Record) -> float | None:
-        return None if record.generation is None else rouge("rougeL", record.answer, record.generation).fmeasure
+        if record.generation is None:
+            return None
+        said = record.generation
+        for mark in self.until:
+            said = said.split(mark)[0]
+        return rouge("rougeL", record.answer, said, self.stem).fmeasure
 
 
 @dataclass(frozen=True)
@@ -100,17 +110,17 @@ class RougeScore:
     fmeasure: float
 
 
-def rouge(kind: Literal["rouge1", "rougeL"], gold: str, generated: str) -> RougeScore:
-    """ROUGE with Porter stemming, as Google's rouge_score computes it."""
-    found = _scorer(kind).score(gold, generated)[kind]
+def rouge(kind: Literal["rouge1", "rougeL"], gold: str, generated: str, stem: bool = True) -> RougeScore:
+    """ROUGE, with Porter stemming unless told otherwise, as Google's rouge_score computes it."""
+    found = _scorer(kind, stem).score(gold, generated)[kind]
     return RougeScore(float(found.precision), float(found.recall), float(found.fmeasure))
 
 
 @cache
-def _scorer(kind: str) -> RougeScorer:
+def _scorer(kind: str, stem: bool) -> RougeScorer:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer([kind], use_stemmer=True)
+    return RougeScorer([kind], use_stemmer=stem)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
+from excise import registry
 from excise.data.example import Benchmark
-from excise.errors import InputError
+from excise.errors import InputError, did_you_mean
+from excise.evaluation.judges import Judge
 from excise.evaluation.metrics import METRICS, Metric
 from excise.evaluation.metrics.memory import TruthRatio
 from excise.evaluation.plan import Plan
 from excise.evaluation.records import Record, Records
 from excise.evaluation.score import Better, ExampleMetric, Others, Score, SetMetric, Unavailable, example_score
+from excise.settings import build
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +48,15 @@ class Live(Protocol):
 
 
 @dataclass(frozen=True)
+class Judging:
+    """Who judges the generations, and on what."""
+
+    judge: Judge
+    aspects: Mapping[str, tuple[str, ...]]
+    """Split -> the aspects that are decided (:data:`excise.evaluation.judges.ASPECTS`)."""
+
+
+@dataclass(frozen=True)
 class Suite:
     """What an evaluation runs and what it measures."""
 
@@ -62,6 +74,8 @@ class Suite:
     """Split -> the benchmark's split that is run in its place where there is one."""
     instead: Mapping[str, str] = field(default_factory=dict)
     """Split -> the benchmark's split that is run where it lacks this one."""
+    judging: tuple[Judging, ...] = ()
+    """Who judges the answers before they are scored."""
     live: tuple[Live, ...] = ()
     """What is measured on the model itself, beside the records."""
 
@@ -124,10 +138,27 @@ def evaluate(
         cache=cache,
         progress=progress,
     )
+    records = judge(records, suite, cache=None if cache is None else cache.parent / "verdicts", progress=progress)
     scores = score(records, suite, retrained, baseline)
     for measurement in suite.live:
         scores |= measurement(subject, limit)
     return records, scores
+
+
+def judge(records: Records, suite: Suite, *, cache: Path | None = None, progress: Progress | None = None) -> Records:
+    """The same records with the verdicts that the suite's scores need."""
+    if not suite.judging:
+        return records
+    from excise.evaluation.judges.judging import judged
+
+    for judging in suite.judging:
+        by_aspects: dict[tuple[str, ...], list[str]] = {}
+        for split, aspects in judging.aspects.items():
+            if split in records:
+                by_aspects.setdefault(aspects, []).append(split)
+        for aspects, splits in by_aspects.items():
+            records = judged(records, judging.judge, aspects, splits, cache=cache, progress=progress)
+    return records
 
 
 def score(records: Records, suite: Suite, retrained: Records | None = None, baseline: Records | None = None) -> dict[str, Score]:
@@ -182,9 +213,11 @@ def per_example(records: Records, suite: Suite) -> dict[str, list[dict[str, floa
     """Split -> for each example its value of every example metric of the suite (None: left out)."""
     table: dict[str, list[dict[str, float | None]]] = {split: [{} for _ in rows] for split, rows in records.items()}
     for measure in suite.measures:
+        if not isinstance(measure.metric, ExampleMetric):
+            continue
         for split in measure.splits:
             for record, row in zip(records.get(split, ()), table.get(split, ()), strict=True):
-                row[measure.name] = _value(cast(ExampleMetric, measure.metric), record)
+                row[measure.name] = _value(measure.metric, record)
     return table
 
 
@@ -201,6 +234,14 @@ def _value(metric: ExampleMetric, record: Record) -> float | None:
 def measures(splits: tuple[str, ...], *names: str, by_label: bool = False) -> list[Measure]:
     """Metrics by name, each on these splits."""
     return [Measure(name, METRICS[name](), splits, by_label) for name in names]
+
+
+def judge_of(value: str | Mapping[str, Any], place: str = "suite.judge") -> Judge:
+    """A judge from its name, or from a mapping of ``name`` and its settings."""
+    settings = {"name": value} if isinstance(value, str) else dict(value)
+    if "name" not in settings:
+        raise InputError(f"{place}: no 'name'; {did_you_mean('', registry.names('judges'))}")
+    return build(registry.find("judges", str(settings.pop("name"))), settings, place)
 
 
 def whole(*names: str) -> list[Measure]:
