@@ -41,8 +41,8 @@ class Similarity:
     Paper: Reimers and Gurevych 2019, Sentence-BERT (arXiv 1908.10084); Wang et al. 2020, MiniLM (arXiv 2002.10957).
     """
 
-    threshold: float = 0.7
-    """Cosine from which on an answer contains the truth; benchmarks/judges.py calibrates it."""
+    threshold: float = 0.85
+    """Cosine from which on an answer contains the truth; calibrated by benchmarks/judges.py (docs/judges.md)."""
     folder: str = ""
     """A folder with another sentence-embedding model (mean pooling); empty: the one of the package."""
     long_words: int = 11
@@ -66,8 +66,10 @@ class Similarity:
         refuse_others(self, items)
         for start in range(0, len(items), self.batch):
             group = items[start : start + self.batch]
-            for item, cosine in zip(group, self.cosines(group), strict=True):
-                yield settled(self, item) or self._verdict(item, cosine)
+            asked = [item for item in group if settled(self, item) is None]
+            cosines = dict(zip(asked, self.cosines(asked), strict=True))
+            for item in group:
+                yield settled(self, item) or self._verdict(item, cosines[item])
 
     def _verdict(self, item: Item, cosine: float) -> Verdict:
         reason = f"cosine {cosine:.3f}"
