@@ -187,6 +187,20 @@ def report(
 
 
 @app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="A model folder, an adapter folder, a .gguf file or embedded:NAME.")],
+    gguf: Annotated[Path, typer.Option("--gguf", help="The file to write.")],
+    kind: Annotated[str, typer.Option("--type", help="Number format: f32, f16, bf16, q8_0, q4_0.")] = "f16",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a model as a GGUF file for llama.cpp, read it back and compare."""
+    from excise.export import export as export_model
+
+    for line in export_model(model, gguf, kind=kind, overwrite=overwrite).lines():  # type: ignore[arg-type]
+        print(line)
+
+
+@app.command()
 def check(recipe: Path, set_: Overrides = None) -> None:
     """Check a recipe without loading a model: print the plan and how much memory it will need."""
     from excise.console import out, pair_table

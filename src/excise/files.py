@@ -28,13 +28,13 @@ def cache_folder() -> Path:
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Turns what the file system says (full, read-only, a file in the way) into one clear line."""
-    reasons_for_full = "the disk is full: free some space or choose another place with --out"
+    reasons_for_full = "the disk is full: free some space or choose another place"
     try:
         yield
     except OSError as error:
         reasons = {
             errno.ENOSPC: reasons_for_full,
-            errno.EDQUOT: "your disk quota is used up: free some space or choose another place with --out",
+            errno.EDQUOT: "your disk quota is used up: free some space or choose another place",
             errno.ENOTDIR: "a part of this path is a file, not a folder: choose another place",
             errno.EEXIST: "a file of this name is in the way: choose another place",
             errno.EACCES: "no permission to write here: choose another place",
@@ -71,6 +71,30 @@ def folder_beside(final: Path, overwrite: bool = False) -> Iterator[Path]:
             put_in_place(part, final)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def file_beside(final: Path, overwrite: bool = False) -> Iterator[Path]:
+    """A name for a new file beside ``final``, with the same ending; what was written there takes its place when the block ends well."""
+    if final.is_dir():
+        raise InputError(f"cannot write {final}: it is a folder, and a file was expected")
+    if final.exists() and not overwrite:
+        raise InputError(f"{final} exists: choose another name or pass --overwrite")
+    with explained(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{final.stem}.part-", suffix=final.suffix, dir=final.parent)
+        os.close(handle)
+    part = Path(name)
+    try:
+        with explained(final):
+            yield part
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+            part.chmod(0o644)
+            os.replace(part, final)
+    except BaseException:
+        part.unlink(missing_ok=True)
         raise
 
 

@@ -47,13 +47,13 @@ def save(subject: Subject, folder: Path, *, provenance: Mapping[str, Any], merge
 def write(subject: Subject, part: Path, *, provenance: Mapping[str, Any], merge: bool = False) -> None:
     """What `save` does inside the new folder: write everything and check it."""
     with quiet():
-        expected = _probe(subject)
+        expected = probe(subject)
         if not torch.isfinite(expected).all():
             raise RuntimeError("the model gives NaN or infinite logits, so it was not saved")
         if subject.is_adapter and not merge:
             _write_adapter(subject, part)
         else:
-            subject = _merged(subject) if subject.is_adapter else subject
+            subject = merged(subject) if subject.is_adapter else subject
             _write_model(subject, part)
         subject.tokenizer.save_pretrained(part)
         _verify(subject, part)
@@ -109,16 +109,16 @@ def _base_path(subject: Subject) -> str:
     return subject.base.name_or_path
 
 
-def _merged(subject: Subject) -> Subject:
+def merged(subject: Subject) -> Subject:
     """An ordinary model with the adapter's change added in float32; a copy."""
     if subject.quantised:
         raise InputError(f"{subject.source}: merging into a quantised base loses the change: load the base with model.quantise=none, then merge")
     twin = Subject(copy.deepcopy(subject.model).float().eval(), subject.tokenizer, subject.template, subject.source, subject.generation)
-    expected = _probe(twin)
+    expected = probe(twin)
     if any(isinstance(module, (BaseTunerLayer, ModulesToSaveWrapper)) for module in (twin.head, twin.embedding)):
         untie(twin)
     twin.model = cast(PreTrainedModel, cast(Any, twin.model).merge_and_unload(safe_merge=True))
-    error = float((_probe(twin) - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+    error = float((probe(twin) - expected).abs().max()) / max(1.0, float(expected.abs().max()))
     if not error <= TOLERANCE:
         raise RuntimeError(f"merging the adapter changed the logits (relative error {error:.1e}, allowed {TOLERANCE:.0e}), so it was not saved")
     return twin
@@ -128,7 +128,7 @@ def _merged(subject: Subject) -> Subject:
 
 
 @torch.no_grad()
-def _probe(subject: Subject) -> Tensor:
+def probe(subject: Subject) -> Tensor:
     """Logits for two fixed rows of tokens that are spread over the vocabulary."""
     ids = (torch.arange(24, device=subject.device) * 7919 % subject.vocabulary).view(2, 12)
     training = subject.model.training
@@ -146,7 +146,7 @@ def _verify(subject: Subject, part: Path) -> None:
         _verify_adapter_weights(cast(PeftModel, subject.model), part)
         return
     again = Subject(_reload(subject, part), subject.tokenizer, subject.template, str(part))
-    expected, got = _probe(subject), _probe(again)
+    expected, got = probe(subject), probe(again)
     if torch.equal(expected, got):
         return
     error = float((expected - got).abs().max())

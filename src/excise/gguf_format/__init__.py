@@ -1,0 +1,1 @@
+"""What a GGUF file says of a model: its architecture's numbers and tensors, and its vocabulary."""
