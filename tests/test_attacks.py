@@ -221,7 +221,10 @@ class Parrot:
 
 def test_the_answer_that_tells_most_counts(tiny_llama: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     two = (
-        Example("a", "Where was Ann born?", "Ann was born in Old Marrow.", span="Old Marrow", paraphrased_prompts=("Ann's birthplace?",), options=("Old Marrow", "Elm"), gold=0, group="Ann"),
+        Example(
+            "a", "Where was Ann born?", "Ann was born in Old Marrow.", span="Old Marrow", group="Ann",
+            paraphrased_prompts=("Ann's birthplace?",), options=("Old Marrow", "Elm"), gold=0,
+        ),
         Example("b", "What does Bo play?", "Bo plays the lute.", span="lute", group="Bo"),
     )  # fmt: skip
     bench = dataclasses.replace(SMALL, splits={**SMALL.splits, "forget": two})
@@ -389,16 +392,21 @@ def test_a_suite_on_some_splits_keeps_the_measures_of_those() -> None:
     assert {m.name for m in some.measures} >= {"fact_recall", "probability", "forget_quality"}
 
 
+def _spoil(subject: Subject, error: type[BaseException]) -> None:
+    with restored(subject):
+        for p in subject.model.parameters():
+            p.data.mul_(2.0)
+            p.requires_grad_(False)
+        subject.model.train()
+        raise error
+
+
 def test_restored_puts_back_values_flags_and_modes(tiny_llama: Subject) -> None:
     before = bits(tiny_llama)
     wild: Sequence[type[BaseException]] = (ValueError, KeyboardInterrupt)
     for error in wild:
-        with pytest.raises(error), restored(tiny_llama):
-            for p in tiny_llama.model.parameters():
-                p.data.mul_(2.0)
-                p.requires_grad_(False)
-            tiny_llama.model.train()
-            raise error
+        with pytest.raises(error):
+            _spoil(tiny_llama, error)
         same_bits(tiny_llama, before)
         assert all(p.requires_grad for p in tiny_llama.model.parameters())
         assert not any(m.training for m in tiny_llama.model.modules())

@@ -31,6 +31,7 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", envvar="EXCISE_DEMO_QUICK", help="Fewer people: a first look in a few minutes.")] = False,
     out: Annotated[Optional[Path], typer.Option(help="Run folder; without it a new one runs/demo-<method>-<n>.")] = None,  # noqa: UP045
     seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
+    attacks: Annotated[bool, typer.Option("--attacks/--no-attacks", help="Whether to try to bring the knowledge back.")] = True,
 ) -> None:
     """Teach a small real model invented people, make it forget some of them, and write a report. Offline."""
     from excise import registry
@@ -42,7 +43,7 @@ def demo(
         registry.find("methods", part)
     folder = out or next_folder(chosen)
     with narrator() as telling:
-        result = run_demo(chosen, folder, telling, quick=quick, seed=seed)
+        result = run_demo(chosen, folder, telling, quick=quick, seed=seed, attacks=attacks)
     close(result, folder)
 
 
@@ -110,6 +111,39 @@ def evaluate(
         )
     console.print(score_table(result["evaluations"], everything=True))
     print(out)
+
+
+@app.command()
+def attack(
+    model: str,
+    attack: Annotated[list[str], typer.Option("--attack", help="Name of an attack: see `excise list attacks`. May be given several times.")],
+    out: Out,
+    suite: Annotated[str, typer.Option(help="Name of the suite that judges: see `excise list suites`.")] = "strangers",
+    data: Annotated[Optional[str], typer.Option(help="Folder or file of the benchmark.")] = None,  # noqa: UP045
+    retrained: Annotated[Optional[str], typer.Option(help="A model that never saw the forget split; it is attacked as well.")] = None,  # noqa: UP045
+    baseline: Annotated[Optional[str], typer.Option(help="The model before unlearning, or the folder of its evaluation.")] = None,  # noqa: UP045
+    limit: Annotated[Optional[int], typer.Option(help="Only the first N examples of each split.")] = None,  # noqa: UP045
+    set_: Overrides = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Try to bring back what a model forgot: relearn, quantise, prompts, sampling, probe, worst_case."""
+    from excise.evaluate_model import evaluate_model
+
+    with narrator() as telling:
+        result = evaluate_model(
+            model,
+            suite,
+            out,
+            data=data,
+            retrained=retrained,
+            baseline=baseline,
+            attacks=attack,
+            limit=limit,
+            settings=set_ or (),
+            overwrite=overwrite,
+            narrator=telling,
+        )
+    close(result, out)
 
 
 @app.command()

@@ -46,6 +46,16 @@ ATTRIBUTION: dict[str, Any] = {"copies": "drop", "r": 0.3}
 """Token scores for short answers that repeat the name: copied words carry no fact (docs/numerics.md)."""
 
 
+ATTACKS: tuple[dict[str, Any], ...] = (
+    {"name": "relearn", "steps": 20, "points": [0, 2, 5, 10], "lr": 2e-5, "limit": 20},
+    {"name": "quantise", "kind": "q4_0", "limit": 20},
+    {"name": "prompts", "limit": 20},
+    {"name": "sampling", "count": 8, "k": [1, 8], "temperatures": [1.0], "limit": 20},
+    {"name": "probe"},
+)
+"""What is tried in a demo to bring the knowledge back, sized for a few minutes on two cores."""
+
+
 def settings(method: str) -> dict[str, Any]:
     """Settings with which a method is run on the embedded model."""
     known = inspect.signature(registry.find("methods", method)).parameters
@@ -81,7 +91,7 @@ def taught(size: Size, narrator: Narrator, seed: int = 0) -> Path:
     return teach(lesson, folder, resume=leftover.exists(), narrator=narrator)
 
 
-def demo(method: str, out: Path, narrator: Narrator, quick: bool = False, seed: int = 0) -> dict[str, Any]:
+def demo(method: str, out: Path, narrator: Narrator, quick: bool = False, seed: int = 0, attacks: bool = True) -> dict[str, Any]:
     """Runs the demo and returns its result; the run folder is ``out``."""
     size = QUICK if quick else FULL
     pull(MODEL, echo=narrator.say)
@@ -92,6 +102,7 @@ def demo(method: str, out: Path, narrator: Narrator, quick: bool = False, seed: 
             "data": {"name": "strangers", **size.people},
             "method": [{"name": part, **settings(part)} for part in method.split("+")],
             "evaluation": {"retrained": str(models / "twin")},
+            "attacks": list(ATTACKS) if attacks else [],
             "seed": seed,
         }
     )

@@ -10,6 +10,8 @@ from typing import Any
 
 from excise import environment as surroundings
 from excise import registry
+from excise.attacks.scene import Scene
+from excise.attacks.series import TWIN, Named, add_steps_to_half, build_attacks, expanded, run_attacks
 from excise.data.example import Benchmark
 from excise.errors import InputError
 from excise.evaluation.records import Records
@@ -21,7 +23,7 @@ from excise.files import cache_folder, folder_beside, write_json
 from excise.run import SCHEMA, narrated
 from excise.settings import build, call, override, plain, read_yaml, refuse_unknown
 from excise.stages.state import Narrator, Silent
-from excise.subject import ModelSpec, load
+from excise.subject import ModelSpec, Subject, load
 from excise.tokens import Precision, resolve_precision
 
 
@@ -43,6 +45,10 @@ class Settings:
     """Settings of the benchmark, such as data.forget=forget05; data.name takes another benchmark than the suite's own."""
     suite: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Settings of the suite, such as suite.judge=contains."""
+    attacks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """Settings of attacks by name, such as attacks.relearn.steps=20."""
+    seed: int = 0
+    """Of attacks."""
 
 
 def evaluate_model(
@@ -53,6 +59,7 @@ def evaluate_model(
     data: str | None = None,
     retrained: str | None = None,
     baseline: str | None = None,
+    attacks: Sequence[str] = (),
     limit: int | None = None,
     settings: Sequence[str] = (),
     overwrite: bool = False,
@@ -63,7 +70,8 @@ def evaluate_model(
     Args:
         retrained: a model that never saw the forget split, or the folder of an earlier evaluation of it.
         baseline: the model before unlearning, or the folder of an earlier evaluation of it. It stands under "before",
-            and the model itself under "after"; without it the model stands under "before".
+            and the model itself under "after"; without it the model stands under "before", unless it is attacked.
+        attacks: names of attacks on the model, and on the retrained one for comparison.
 
     Raises:
         InputError: an unknown suite or setting, a benchmark without a needed split, a model that cannot be loaded.
@@ -73,14 +81,16 @@ def evaluate_model(
     suite = _suite(suite_name, chosen)
     benchmark = _benchmark(suite, data, chosen.data)
     suite.sources(benchmark)
+    named = _attacks(attacks, chosen)
     for note in benchmark.notes:
         narrator.say(note)
     with folder_beside(Path(out), overwrite) as work:
         begun = time.time()
-        judging = _Judging(suite, benchmark, chosen, limit, work, narrator)
+        judging = _Judging(suite, benchmark, chosen, limit, work, narrator, named)
         twin = judging.known("retrained", retrained) if retrained else None
         origin = judging.known("before", baseline, twin) if baseline else None
-        judging.ask("after" if baseline else "before", model, twin, origin)
+        judging.ask("after" if baseline or named else "before", model, twin, origin)
+        add_steps_to_half(judging.evaluations, suite.name)
         around = judging.around
         write_json(work / "environment.json", around)
         result = {
@@ -90,6 +100,7 @@ def evaluate_model(
                 "model": model,
                 "data": {"name": benchmark.name, **plain(chosen.data)},
                 "evaluation": {"suite": suite_name, "limit": limit, **plain(chosen.suite)},
+                **({"attacks": expanded(named), "seed": chosen.seed} if named else {}),
             },
             "environment": around,
             "stages": [],
@@ -109,6 +120,12 @@ def _settings(assignments: Sequence[str]) -> Settings:
         values = override(values, assignment)
     refuse_unknown(values, [f.name for f in dataclasses.fields(Settings)], "")
     return build(Settings, values, "")
+
+
+def _attacks(names: Sequence[str], chosen: Settings) -> tuple[Named, ...]:
+    if unused := [name for name in chosen.attacks if name not in names]:
+        raise InputError(f"--set attacks.{unused[0]}...: this attack is not run; name it with --attack {unused[0]}")
+    return build_attacks([{**chosen.attacks.get(name, {}), "name": name} for name in names])
 
 
 def _suite(name: str, chosen: Settings) -> Suite:
@@ -149,6 +166,7 @@ class _Judging:
     limit: int | None
     work: Path
     narrator: Narrator
+    attacks: tuple[Named, ...] = ()
     evaluations: dict[str, Any] = dataclasses.field(default_factory=dict)
     around: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -182,9 +200,28 @@ class _Judging:
         )
         if itself:
             scores |= self._against_itself(phase, records, retrained)
+        if phase in ("after", "retrained") and self.attacks:
+            self._attack(subject, TWIN if phase == "retrained" else "")
         precision = resolve_precision(chosen.precision, subject.device)
-        self.around = surroundings.environment(subject, self.benchmark, seed=0, precision=precision)
+        self.around = surroundings.environment(subject, self.benchmark, seed=chosen.seed, precision=precision)
         return self._keep(phase, records, scores)
+
+    def _attack(self, subject: Subject, whose: str) -> None:
+        shown = {split: rows[: self.limit] for split, rows in self.benchmark.splits.items()}
+        scene = Scene(
+            subject,
+            dataclasses.replace(self.benchmark, splits=shown),
+            self.suite,
+            self.chosen.seed,
+            self.chosen.precision,
+            self.chosen.batch,
+            cache=cache_folder() / "records",
+            narrator=self.narrator,
+            progress=narrated(self.narrator),
+        )
+        for named in self.attacks:
+            named.attack.check(scene)
+        self.evaluations |= run_attacks(self.attacks, scene, whose, self.work, redact=False)
 
     def _against_itself(self, phase: str, records: Records, retrained: Records | None) -> dict[str, Score]:
         if phase == "retrained":

@@ -41,10 +41,22 @@ LARGEST_ERROR: dict[GGMLQuantizationType, float] = {
     GGMLQuantizationType.Q4_0: 1.02 / 8,
 }
 """What a number format may change a value by, relative to the largest value of the tensor."""
-SEEN = (
-    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads rms_norm_eps layer_norm_eps attention_bias "
-    "mlp_bias sliding_window layer_types query_pre_attn_scalar final_logit_softcapping vocab_size"
-).split()
+SEEN = [
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "attention_bias",
+    "mlp_bias",
+    "sliding_window",
+    "layer_types",
+    "query_pre_attn_scalar",
+    "final_logit_softcapping",
+    "vocab_size",
+]
 """Settings by which transformers would compute something else if it read them wrongly."""
 
 
@@ -97,7 +109,9 @@ def _vocabulary(subject: Subject) -> Vocabulary:
     vocabulary = vocabulary_of(subject.tokenizer, subject.vocabulary, subject.source)
     for text in _texts(subject):
         if vocabulary.ids(text) != _ids(subject.tokenizer, text):
-            raise InputError(f"{subject.source}: llama.cpp would read {text[:40]!r} as other tokens than this tokenizer does, so it cannot be exported")
+            raise InputError(
+                f"{subject.source}: llama.cpp would read {text[:40]!r} as other tokens than this tokenizer does, so it cannot be exported"
+            )
     return vocabulary
 
 

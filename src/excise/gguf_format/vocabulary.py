@@ -18,9 +18,7 @@ from excise.errors import InputError
 from excise.gguf_format.architecture import Numbers
 
 SPACE = "▁"
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITS = {LLAMA3: "llama-bpe", LLAMA3.replace("{1,3}", ""): "qwen2"}
 """Word-splitting pattern -> llama.cpp's name for it."""
 WHOLE_FIRST = ("llama-bpe",)
