@@ -118,7 +118,7 @@ def test_the_logits_are_those_of_torchao(kind: Kind, method: Literal["int8", "in
 
     subject = tiny(kind)
     theirs = copy.deepcopy(subject)
-    config = Int8WeightOnlyConfig(set_inductor_config=False) if method == "int8" else IntxWeightOnlyConfig(torch.int4, PerGroup(32))
+    config = Int8WeightOnlyConfig(set_inductor_config=False) if method == "int8" else IntxWeightOnlyConfig(cast(Any, torch).int4, PerGroup(32))
     quantize_(theirs.base, config, lambda layer, name: isinstance(layer, nn.Linear) and (head or name != "lm_head"))
     with Quantise(method, head=head).applied(subject):
         torch.testing.assert_close(logits(subject), logits(theirs), rtol=1e-5, atol=2e-5)
@@ -164,12 +164,15 @@ def test_everything_is_back_afterwards(kind: Kind, method: Method, tied: bool) -
 def test_everything_is_back_after_an_exception(method: Method, error: type[BaseException], tiny_llama: Subject) -> None:
     needs_torchao(method)
     before = everything(tiny_llama)
-    with pytest.raises(error), Quantise(method).applied(tiny_llama):
-        with torch.no_grad():  # whatever is done to the quantised weights is gone as well
-            for parameter in tiny_llama.model.parameters():
-                if parameter.dim() > 1 and parameter is not tiny_llama.embedding.weight:
-                    parameter.zero_()
+
+    def spoil() -> None:
+        """Whatever is done to the quantised weights is gone as well."""
+        for weight in [cast(Any, layer).weight for layer in tiny_llama.decoder.modules() if isinstance(layer, nn.Linear)]:
+            weight.data.zero_()
         raise error
+
+    with pytest.raises(error), Quantise(method).applied(tiny_llama):
+        spoil()
     same(before, everything(tiny_llama))
 
 

@@ -230,7 +230,7 @@ def export(
     """Write a model as a GGUF file for llama.cpp, read it back and compare."""
     from excise.export import export as export_model
 
-    for line in export_model(model, gguf, kind=kind, overwrite=overwrite).lines():  # type: ignore[arg-type]
+    for line in export_model(model, gguf, kind=kind, overwrite=overwrite).lines():
         print(line)
 
 

@@ -21,7 +21,7 @@ from excise.gguf_format.architecture import architecture_of, head_width, places,
 from excise.gguf_format.vocabulary import Vocabulary, vocabulary_of
 from excise.gguf_format.writing import metadata, read_weights, write
 from excise.saving import RECORD, TOLERANCE, merged, probe
-from excise.subject import Subject, load, quiet
+from excise.subject import Subject, load, quiet, untie
 
 TEXTS = (
     "Where was she born? In Marrow, in 1931, near the old lighthouse.",
@@ -41,7 +41,7 @@ LARGEST_ERROR: dict[GGMLQuantizationType, float] = {
     GGMLQuantizationType.Q4_0: 1.02 / 8,
 }
 """What a number format may change a value by, relative to the largest value of the tensor."""
-SEEN = [
+SEEN = (
     "hidden_size",
     "intermediate_size",
     "num_hidden_layers",
@@ -56,7 +56,7 @@ SEEN = [
     "query_pre_attn_scalar",
     "final_logit_softcapping",
     "vocab_size",
-]
+)
 """Settings by which transformers would compute something else if it read them wrongly."""
 
 
@@ -87,21 +87,33 @@ class Exported:
         ]
 
 
-def export(source: str | Path, file: str | Path, *, kind: Kind = "f16", overwrite: bool = False) -> Exported:
-    """Writes any model that `excise.load` reads as one GGUF file, all or nothing; an adapter is merged in float32 first."""
-    file = Path(file).expanduser()
-    if kind not in get_args(Kind):
-        raise InputError(f"--type {kind}: {did_you_mean(kind, get_args(Kind))}")
+def export(source: str | Path, file: str | Path, *, kind: str = "f16", overwrite: bool = False) -> Exported:
+    """Writes any model that `excise.load` reads as one GGUF file, all or nothing; an adapter is merged in float32 first.
+
+    ``kind`` is the number format of the matrices: f32, f16, bf16, q8_0 or q4_0.
+    """
+    return _export(source, Path(file).expanduser(), _kind(kind), overwrite)
+
+
+def _kind(name: str) -> Kind:
+    if name not in get_args(Kind):
+        raise InputError(f"--type {name}: {did_you_mean(name, get_args(Kind))}")
+    return cast(Kind, name)
+
+
+def _export(source: str | Path, file: Path, kind: Kind, overwrite: bool) -> Exported:
     if file.suffix != ".gguf":
         raise InputError(f"{file}: the name of a GGUF file ends in .gguf")
     with file_beside(file, overwrite) as part, quiet(), torch.no_grad():
         subject = load(source, dtype="float32", device="cpu")
-        architecture_of(merged_base := subject)
-        subject = merged(merged_base) if merged_base.is_adapter else merged_base
+        found = architecture_of(subject)
+        subject = merged(subject) if subject.is_adapter else subject
+        if found.own_head:
+            untie(subject)
         vocabulary = _vocabulary(subject)
         write(subject, part, metadata(subject, vocabulary, kind, _about(subject)), kind)
         checked = _check(subject, part, kind)
-        return Exported(file, architecture_of(subject).name, part.stat().st_size, _formats(subject, kind), *checked)
+        return Exported(file, found.name, part.stat().st_size, _formats(subject, kind), *checked)
 
 
 def _vocabulary(subject: Subject) -> Vocabulary:
@@ -155,19 +167,21 @@ def _check(subject: Subject, part: Path, kind: Kind) -> tuple[float, float, str,
     if kind == "f32" and not error <= TOLERANCE:
         raise RuntimeError(f"the GGUF file gives other logits than the model (relative error {error:.1e}), so it was not kept")
     divergence = float((spoken.exp() * (spoken - said)).sum(-1).mean())
-    reason = _unread(subject, part)
-    notes = [f"transformers cannot read this file rightly ({reason}); llama.cpp can"] if reason else []
-    if not reason:
-        again = load(part, dtype="float32", device="cpu")
-        if not float((probe(again) - after).abs().max()) <= TOLERANCE * scale:
-            raise RuntimeError("transformers reads other logits from the GGUF file than were written, so it was not kept")
-        notes += _tokenizer_notes(subject, part)
-    return error, divergence, "excise" if reason else "transformers", tuple(notes)
+    reason, again = _unread(subject, part), None
+    try:
+        again = None if reason else load(part, dtype="float32", device="cpu")
+    except InputError as refusal:
+        reason = str(refusal).removeprefix(f"{part}: ")
+    if again is None:
+        return error, divergence, "excise", (f"transformers cannot read this file rightly ({reason}); what llama.cpp needs is in it",)
+    if not float((probe(again) - after).abs().max()) <= TOLERANCE * scale:
+        raise RuntimeError("transformers reads other logits from the GGUF file than were written, so it was not kept")
+    return error, divergence, "transformers", tuple(_tokenizer_notes(subject, part))
 
 
 def _compare_weights(subject: Subject, part: Path, kind: Kind) -> None:
     """Each weight within what its number format allows; the model then takes those of the file."""
-    parameters: dict[str, Tensor] = dict(subject.base.named_parameters(remove_duplicate=False))
+    parameters: dict[str, Tensor] = dict(subject.base.named_parameters())
     formats = {place.source: place.stored for place in places(subject, kind)}
     for source, weight in read_weights(subject, part, kind).items():
         shift = architecture_of(subject).norm_shift

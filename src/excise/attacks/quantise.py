@@ -198,7 +198,7 @@ def _torchao_rounding(kind: Literal["int8", "int4"], group: int) -> Rounding:
         raise InputError(
             f"quantise: kind={kind} needs torchao (pip install 'excise[quantise]'); kind={'q8_0' if kind == 'int8' else 'q4_0'} needs nothing more"
         ) from None
-    config = Int8WeightOnlyConfig(set_inductor_config=False) if kind == "int8" else IntxWeightOnlyConfig(torch.int4, PerGroup(group))
+    config = Int8WeightOnlyConfig(set_inductor_config=False) if kind == "int8" else IntxWeightOnlyConfig(cast(Any, torch).int4, PerGroup(group))
 
     def rounding(weight: Tensor, role: Role) -> Tensor:
         carrier = nn.Linear(1, 1, bias=False, device="meta")

@@ -211,21 +211,17 @@ def numbers_of(subject: Subject) -> Numbers:
 
 
 def places(subject: Subject, kind: Kind) -> list[Place]:
-    """Every tensor of the file in its order: one for each parameter, a tied head only where the file needs it."""
+    """Every tensor of the file in its order: one for each parameter; a head that is tied to the embedding is not written."""
     found, tied = architecture_of(subject), subject.tied
     names = get_tensor_name_map(found.kind, subject.depth)
     embedding, head = subject.embedding.weight, subject.head.weight
     result: list[Place] = []
-    for source, parameter in subject.base.named_parameters(remove_duplicate=False):
+    for source, parameter in subject.base.named_parameters():
         role: Role = "embedding" if parameter is embedding else "head" if parameter is head else "matrix"
-        if tied and role == "embedding" and source != _name_of(subject, subject.embedding):
-            if not found.own_head:
-                continue
-            role = "head"
         name = names.get_name(source, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise InputError(f"{subject.source}: llama.cpp's {found.name} has no place for the tensor {source}, so it would be another model")
-        result.append(Place(name, source, _format(parameter, name, kind, role, tied and not found.own_head), tuple(parameter.shape)))
+        result.append(Place(name, source, _format(parameter, name, kind, role, tied), tuple(parameter.shape)))
     return result
 
 
@@ -234,10 +230,6 @@ def _format(parameter: Tensor, name: str, kind: Kind, role: Role, tied: bool) ->
         return GGMLQuantizationType.F32
     wanted = stored_as(kind, role, tied)
     return wanted if parameter.shape[1] % block(wanted) == 0 else GGMLQuantizationType.F16
-
-
-def _name_of(subject: Subject, module: Any) -> str:
-    return next(f"{name}.weight" for name, child in subject.base.named_modules() if child is module)
 
 
 def to_file(subject: Subject, place: Place, weight: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ SPLITS = {LLAMA3: "llama-bpe", LLAMA3.replace("{1,3}", ""): "qwen2"}
 """Word-splitting pattern -> llama.cpp's name for it."""
 WHOLE_FIRST = ("llama-bpe",)
 """Rules under which llama.cpp takes a word that is a token as it is, without merging."""
+WHOLE = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+"""Types of tokens that are found in a text before anything else."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,9 @@ def _byte_level_rule(content: dict[str, Any], source: str) -> str:
         return "gpt-2"
     if plain and kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"] and steps[1]["use_regex"]:
         return "smollm"
-    if plain and kinds == ["Split", "ByteLevel"] and not steps[1]["use_regex"] and steps[0]["behavior"] == "Isolated":
-        if (name := SPLITS.get(steps[0]["pattern"].get("Regex"))) is not None:
-            return name
+    split = plain and kinds == ["Split", "ByteLevel"] and not steps[1]["use_regex"] and steps[0]["behavior"] == "Isolated"
+    if split and (name := SPLITS.get(steps[0]["pattern"].get("Regex"))) is not None:
+        return name
     shown = " + ".join([step["type"] for step in normal] + kinds) or "nothing"
     known = ", ".join(["gpt-2", "smollm", *SPLITS.values()])
     raise InputError(f"{source}: its tokenizer splits words in a way ({shown}) that is none of those excise can name for llama.cpp ({known})")
@@ -217,14 +220,14 @@ def _byte_level_reader(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
         steps = [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
     reader.pre_tokenizer = pre_tokenizers.Sequence(steps)
     reader.decoder = decoders.ByteLevel()
-    whole = [token for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)]
+    whole = [token for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in WHOLE]
     reader.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in whole])
     return lambda text: reader.encode(text, add_special_tokens=False).ids
 
 
 @functools.lru_cache(maxsize=2)
 def _tables(tokens: tuple[str, ...], types: tuple[int, ...]) -> tuple[dict[str, int], re.Pattern[str] | None]:
-    whole = [token for token, kind in zip(tokens, types, strict=True) if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)]
+    whole = [token for token, kind in zip(tokens, types, strict=True) if kind in WHOLE]
     pattern = re.compile("|".join(re.escape(token) for token in sorted(whole, key=len, reverse=True))) if whole else None
     return {token: number for number, token in enumerate(tokens)}, pattern
 
@@ -247,7 +250,7 @@ def _scored_reader(vocabulary: Vocabulary, text: str) -> list[int]:
 def _merged(vocabulary: Vocabulary, table: dict[str, int], text: str) -> list[int]:
     parts = list(text)
     while True:
-        unions = [(table.get(left + right), index) for index, (left, right) in enumerate(zip(parts, parts[1:], strict=False))]
+        unions = [(table.get(left + right), index) for index, (left, right) in enumerate(itertools.pairwise(parts))]
         best = max(((vocabulary.scores[number], -index) for number, index in unions if number is not None), default=None)
         if best is None:
             break

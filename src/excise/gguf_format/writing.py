@@ -38,7 +38,7 @@ def metadata(subject: Subject, vocabulary: Vocabulary, kind: Kind, about: Mappin
 
 def write(subject: Subject, file: Path, keys: Numbers, kind: Kind) -> None:
     """Writes the file; never more than one tensor at a time is held in its new form."""
-    parameters = dict(subject.base.named_parameters(remove_duplicate=False))
+    parameters = dict(subject.base.named_parameters())
     todo = places(subject, kind)
     extra = list(extra_tensors(subject))
     writer = GGUFWriter(file, architecture_of(subject).name)
