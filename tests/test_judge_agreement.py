@@ -73,7 +73,7 @@ def test_two_judges_on_a_run(excise: Call, run_folder: Path, tmp_path: Path, cac
         "question   Who is b?",
         "truth      Anna Brandt",
         "answer     It is Bo Karr.",
-        "contains   no  (0.00, its words do not stand there)",
+        "contains   no (0.00, its words do not stand there)",
     ):
         assert line in out
     numbers = json.loads((tmp_path / "a.json").read_text())
