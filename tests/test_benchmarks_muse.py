@@ -98,8 +98,11 @@ def test_the_hub_has_the_same_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, text = [{"question": "q?", "answer": "a"}], [{"text": LONG}]
     answers = {
         **{f"knowmem:{name}": pair for name in ("forget_qa", "forget_qa_icl", "retain_qa", "retain_qa_icl")},
-        "verbmem:forget": [{"prompt": "The baker", "gt": "of Marrow"}], "privleak:forget": text, "privleak:holdout": text,
-        "raw:forget": text, "raw:retain1": [{"text": LONG.upper()}],
+        "verbmem:forget": [{"prompt": "The baker", "gt": "of Marrow"}],
+        "privleak:forget": text,
+        "privleak:holdout": text,
+        "raw:forget": text,
+        "raw:retain1": [{"text": LONG.upper()}],
     }
 
     def load_dataset(dataset: str, name: str, *, split: str, streaming: bool) -> Any:
