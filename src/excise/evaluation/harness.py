@@ -64,7 +64,7 @@ class Harness:
                     task_manager=manager,
                     num_fewshot=self.fewshot,
                     apply_chat_template=self.chat,
-                    system_instruction=subject.template.system,
+                    system_instruction=subject.template.system if self.chat else None,
                     limit=limit,
                     bootstrap_iters=1000,
                     log_samples=False,
