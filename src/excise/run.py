@@ -162,7 +162,7 @@ class _Run:
         self.narrator.say("Saving the model, and checking that it loads again with the same predictions.")
         save(subject, self.work / "model", provenance=provenance, merge=recipe.merge, overwrite=True)
         after = self._evaluate("after", subject, benchmark, retrained)
-        update_card(self.work / "model", {name: s["value"] for name, s in after.items() if "@" not in name})
+        update_card(self.work / "model", {name: s["value"] for name, s in after.items() if "@" not in name and s["value"] is not None})
         result = {
             "schema": SCHEMA,
             "excise": around["versions"]["excise"],
