@@ -9,10 +9,12 @@ import sys
 import pytest
 
 from conftest import REPOSITORY
+from excise.data.benchmarks import BENCHMARKS
 from excise.data.benchmarks.strangers import Strangers
 from excise.data.example import Benchmark, Example
 from excise.errors import InputError
 from excise.evaluation import collect as module
+from excise.evaluation.metrics import METRICS
 from excise.evaluation.metrics.facts import FactRecall
 from excise.evaluation.metrics.memory import Probability, TruthRatio
 from excise.evaluation.plan import Plan
@@ -139,3 +141,10 @@ def test_every_suite_is_documented_and_consistent(name: str) -> None:
 def test_listing_suites_and_metrics_needs_no_torch() -> None:
     code = "import sys, excise.evaluation.suites as s; [f() for f in s.SUITES.values()]; assert not {'torch', 'scipy', 'spacy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(REPOSITORY / "src")})
+
+
+def test_every_metric_benchmark_and_suite_has_its_place_in_the_docs() -> None:
+    metrics, data = ((REPOSITORY / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("metrics", "data"))
+    assert [name for name in METRICS if f"`{name}`" not in metrics] == []
+    assert [name for name in SUITES if f"`{name}`" not in metrics] == []
+    assert [name for name in BENCHMARKS if f"`{name}`" not in data and f"name: {name}" not in data] == []

@@ -44,9 +44,7 @@ metadata:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the task; the datasets package keeps its files here too."""
     pytest.importorskip("lm_eval", reason="the lm-evaluation-harness is not installed (an extra)")
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     rows = tmp_path / "fruit.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     tasks = tmp_path / "tasks"

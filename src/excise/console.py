@@ -91,7 +91,11 @@ def headline(names: list[str]) -> list[str]:
     """The scores for a short table: what is known of each split, fluency, and what concerns the whole."""
     metric = next((m for m in HEADLINE if any(name.endswith(f".{m}") for name in names)), HEADLINE[-1])
     chosen = [name for name in names if name.endswith(f".{metric}")]
-    more = ("forget.truth_ratio", "real_world.choice_accuracy", "forget.repetition_rate", "retain.repetition_rate", "model_utility", "forget_quality")
+    more = (
+        *("forget.truth_ratio", "real_world.choice_accuracy", "forget.repetition_rate", "retain.repetition_rate", "model_utility", "forget_quality"),
+        *("questions.choice_accuracy", "questions.letter_accuracy", "fsr", "rsr", "fsr_rsr", "efficacy", "specificity", "coherence", "overall"),
+        *("verbatim_forget.rouge_l_f1", "knowledge_forget.rouge_l_f1", "knowledge_retain.rouge_l_f1", "privleak"),
+    )
     return chosen + [name for name in more if name in names]
 
 

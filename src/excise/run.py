@@ -173,7 +173,7 @@ class _Run:
         after = self._evaluate("after", subject, benchmark, retrained)
         self._attack(subject, benchmark, "")
         add_steps_to_half(self.evaluations, self.suite.name)
-        update_card(self.work / "model", {name: s["value"] for name, s in after.items() if "@" not in name})
+        update_card(self.work / "model", {name: s["value"] for name, s in after.items() if "@" not in name and s["value"] is not None})
         result = {
             "schema": SCHEMA,
             "excise": around["versions"]["excise"],

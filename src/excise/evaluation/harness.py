@@ -64,7 +64,7 @@ class Harness:
                     task_manager=manager,
                     num_fewshot=self.fewshot,
                     apply_chat_template=self.chat,
-                    system_instruction=subject.template.system,
+                    system_instruction=subject.template.system if self.chat else None,
                     limit=limit,
                     bootstrap_iters=1000,
                     log_samples=False,
@@ -105,8 +105,9 @@ def _score(value: object, error: object, higher: bool | None, n: int) -> Score:
 
 def _number(value: object) -> float | None:
     """A finite number, or None: the harness writes "N/A" where it has none."""
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _samples(results: Mapping[str, Any], task: str) -> int:

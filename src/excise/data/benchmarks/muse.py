@@ -10,7 +10,7 @@ from typing import Literal
 
 from excise.data.benchmarks.text import Unit, check_sizes, cut, read_documents
 from excise.data.example import Benchmark, Example
-from excise.data.tables import Row, looks_like_hub, parse_rows, read_hub, read_rows, read_text
+from excise.data.tables import Row, looks_like_hub, read_hub, read_rows
 from excise.errors import InputError
 from excise.files import read_json
 
@@ -120,19 +120,15 @@ class Muse:
             instead = "pass a folder with MUSE's files: data.path=FOLDER"
             return list(read_hub(dataset, kind, names[0], instead=instead))
         place = self._find(kind, names)
-        if place is None:
-            return []
-        # the authors' .json files are lists; a text that begins otherwise is one object a line
-        return read_rows(place) if place.suffix != ".json" else parse_rows(str(place), ".json", read_text(place))
+        return [] if place is None else read_rows(place)
 
     def _find(self, kind: str, names: tuple[str, ...]) -> Path | None:
         if self._folder is None:
             return None
-        places = [self._folder / place for name in names for place in (f"{kind}/{name}", f"{self.corpus}_{kind}_{name}", f"{self.corpus}_{name}")]
-        places = [place for place in places if kind == "knowmem" or not place.name.startswith(f"{self.corpus}_{names[0]}")]
-        return next(
-            (file for place in places for ending in (".json", ".jsonl", ".txt") if (file := place.with_name(place.name + ending)).is_file()), None
-        )
+        forms = ("{kind}/{name}", "{corpus}_{kind}_{name}", *(("{corpus}_{name}",) if kind == "knowmem" else ()))
+        places = [form.format(kind=kind, name=name, corpus=self.corpus) for name in names for form in forms]
+        files = [self._folder / f"{place}{ending}" for place in places for ending in (".json", ".jsonl", ".txt")]
+        return next((file for file in files if file.is_file()), None)
 
     @property
     def _folder(self) -> Path | None:
