@@ -57,7 +57,7 @@ def plain_scores(subject: Subject, examples: Sequence[Example], answers: Callabl
         with torch.no_grad(), autocast(precision, subject.device):
             hidden = subject.base.get_decoder()(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
         with torch.no_grad():
-            logits = subject.head(hidden.to(subject.head.weight.dtype)).float()  # type: ignore[operator]
+            logits = subject.head(hidden.to(subject.head.weight.dtype)).float()
             logp = torch.log_softmax(logits[:, :-1], dim=-1)
         for (i, text), e, row, whole in zip(rows, encoded, logp, logits, strict=True):
             target = torch.tensor(e.ids[e.start :])
@@ -82,7 +82,7 @@ def plain_answers(subject: Subject, examples: Sequence[Example], new_tokens: int
             )
         for row in out[:, width:].tolist():
             end = next((k for k, token in enumerate(row) if token in stops), len(row))
-            said.append(subject.tokenizer.decode(row[:end], skip_special_tokens=True))
+            said.append(str(subject.tokenizer.decode(row[:end], skip_special_tokens=True)))
     return said
 
 
@@ -115,7 +115,7 @@ def plain(subject: Subject, benchmark: Benchmark, sources: dict[str, str], new_t
             )
             for i, e in enumerate(examples)
         ]
-    return records, *seconds
+    return records, seconds[0], seconds[1]
 
 
 def ours(subject: Subject, benchmark: Benchmark, suite: Suite, sources: dict[str, str]) -> tuple[Records, float, float]:
@@ -134,7 +134,7 @@ def ours(subject: Subject, benchmark: Benchmark, suite: Suite, sources: dict[str
         ]
         for split, source in sources.items()
     }
-    return records, *seconds
+    return records, seconds[0], seconds[1]
 
 
 def _half(plan: Plan, generation: bool) -> Plan:
@@ -172,9 +172,8 @@ def main() -> None:
             now = [likelihoods, answers, likelihoods + answers]
             best[side] = [min(a, b) for a, b in zip(best.get(side, now), now, strict=True)]
     ratio = [a / b for a, b in zip(best["plain"], best["excise"], strict=True)]
-    print(
-        f"{arguments.model}, {precision}, {torch.get_num_threads()} threads, torch {torch.__version__}; {arguments.rows} rows of {len(sources)} splits"
-    )
+    threads, version = torch.get_num_threads(), torch.__version__
+    print(f"{arguments.model}, {precision}, {threads} threads, torch {version}; {arguments.rows} rows of {len(sources)} splits")
     print(f"{'seconds':<10}{'likelihoods':>13}{'answers':>10}{'suite':>10}")
     for side, row in best.items():
         print(f"{side:<10}" + "".join(f"{value:>{width}.1f}" for value, width in zip(row, (13, 10, 10), strict=True)))

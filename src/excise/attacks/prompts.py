@@ -87,7 +87,7 @@ class Prompts:
             reason = f"no forget example can be asked this way ({kind})"
             scores[f"forget.fact_recall@{kind}"] = mean_score(list(values.values()), "lower", "bootstrap", reason)
         records = {"forget": [best[record.id] for record in original]}
-        return Outcome({**scene.scores(records), **{name: s for name, s in scores.items() if s.value is not None}}, records)
+        return scene.outcome(records, scores)
 
     def _ask(self, scene: Scene, kind: str, plan: Plan) -> list[tuple[Record, float | None]]:
         """Records of every variant of every example that has one, under the example's own id, and how much each tells."""

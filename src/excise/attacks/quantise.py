@@ -69,7 +69,7 @@ class Quantise:
         scene = scene.only(self.splits, self.limit)
         with self.applied(scene.subject) as quantised:
             records = scene.ask(quantised)
-        return Outcome(scene.scores(records), records)
+        return scene.outcome(records)
 
     @contextmanager
     def applied(self, subject: Subject) -> Iterator[Subject]:

@@ -107,13 +107,14 @@ class Relearn:
                 stage(state)
         if not last:
             raise InputError(f"relearning stopped early: {state.records[-1]['stopped']}; a lower relearn.lr may help")
-        scores = scene.scores(last[0])
+        outcome = scene.outcome(last[0], curve=curve)
         if unseen:
-            rest = [record for record in last[0]["forget"] if record.id in unseen]
-            scores |= {
+            rest = [record for record in outcome.records["forget"] if record.id in unseen]
+            others = {
                 f"{name}@unseen": value for name, value in scene.scores({"forget": rest}).items() if name.startswith("forget.") and "@" not in name
             }
-        return Outcome(scores, last[0], tuple(curve))
+            return dataclasses.replace(outcome, scores={**outcome.scores, **others})
+        return outcome
 
     def _asked(self, scene: Scene) -> Plan:
         """What the points of the curve are made of: answers where there are questions, likelihood elsewhere."""

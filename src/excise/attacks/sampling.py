@@ -69,7 +69,7 @@ class Sampling:
                 if record.samples and value > best.get(record.id, (-2.0, record))[0]:
                     best[record.id] = (value, dataclasses.replace(record, generation=record.samples[top]))
         kept = {"forget": [record for _, record in best.values()]}
-        return Outcome({**scene.scores(kept), **{name: s for name, s in scores.items() if s.value is not None}}, kept)
+        return scene.outcome(kept, scores)
 
     def _values(self, scene: Scene, record: Record) -> list[float] | None:
         told = scene.told([dataclasses.replace(record, generation=text) for text in record.samples])

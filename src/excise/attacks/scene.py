@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from excise.data.example import Benchmark, Example
@@ -16,7 +17,7 @@ from excise.evaluation.metrics.facts import FactRecall
 from excise.evaluation.plan import Plan
 from excise.evaluation.records import Record, Records
 from excise.evaluation.score import ExampleMetric, Score
-from excise.evaluation.suites import Suite, score
+from excise.evaluation.suites.suite import Suite, judge, score
 from excise.stages.state import Narrator, Silent
 from excise.tokens import Precision
 
@@ -88,6 +89,11 @@ class Scene:
         source = self.suite.sources(self.benchmark)[split]
         changed = tuple(new for example in self.benchmark.split(source) if (new := change(example)) is not None)
         return dataclasses.replace(self.benchmark, splits={**self.benchmark.splits, source: changed})
+
+    def outcome(self, records: Records, own: Mapping[str, Score] = MappingProxyType({}), curve: Sequence[Mapping[str, float | None]] = ()) -> Outcome:
+        """The suite's scores of these records beside the attack's own that have a value, and the records with their verdicts."""
+        records = judge(records, self.suite, cache=None if self.cache is None else self.cache.parent / "verdicts", progress=self.progress)
+        return Outcome({**self.scores(records), **{name: s for name, s in own.items() if s.value is not None}}, records, tuple(curve))
 
     def scores(self, records: Records) -> dict[str, Score]:
         """The suite's scores that these records allow."""
