@@ -140,3 +140,29 @@ def repetition(text: str) -> float:
         repeated += triple in seen
         seen.append(triple)
     return repeated / len(seen) if seen else 0.0
+
+
+def kappa(first: Sequence[bool], second: Sequence[bool]) -> float:
+    """(observed - chance) / (1 - chance), chance = the share of all pairs of an answer of each judge that are alike."""
+    n = len(first)
+    same = sum(1 for a, b in zip(first, second, strict=True) if a == b)
+    pairs = sum(1 for a in first for b in second if a == b)
+    return (same / n - pairs / n**2) / (1 - pairs / n**2)
+
+
+def stands_in(text: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether the words of ``wanted`` are next to each other in ``text``."""
+    for start in range(len(text) - len(wanted) + 1):
+        if all(text[start + i] == word for i, word in enumerate(wanted)):
+            return len(wanted) > 0
+    return False
+
+
+def fsr_rsr(forget: Sequence[tuple[float | None, bool]], retain: Sequence[tuple[float | None, bool]]) -> float:
+    """From (score of the verdict, fluent) of each example: 3 / (1/FSR + 1/RSR + 1/fluency), in percent."""
+    forgotten = sum(1 for score, _ in forget if score is not None and score <= 0.5) / len(forget)
+    retained = sum(1 for score, _ in retain if score is not None and score > 0.5) / len(retain)
+    fluency = sum(1 for _, fluent in [*forget, *retain] if fluent) / (len(forget) + len(retain))
+    if min(forgotten, retained, fluency) == 0:
+        return 0.0
+    return 100 * 3 / (1 / forgotten + 1 / retained + 1 / fluency)

@@ -68,8 +68,10 @@ class Journal:
 
 def _ending(file: int) -> str:
     """A newline where the last line of the file lacks its own."""
-    size = os.fstat(file).st_size
-    return "\n" if size and os.pread(file, 1, size - 1) != b"\n" else ""
+    if not os.fstat(file).st_size:
+        return ""
+    os.lseek(file, -1, os.SEEK_END)
+    return "" if os.read(file, 1) == b"\n" else "\n"
 
 
 def _read(path: Path, judge: str) -> Iterator[tuple[str, Verdict]]:

@@ -140,7 +140,7 @@ class Line:
         if isinstance(error, self._httpx.TimeoutException):
             return f"no answer within {self.judge.timeout:g} s"
         if isinstance(error, (self._httpx.ConnectError, self._httpx.UnsupportedProtocol)) and not self._reached:
-            raise InputError(f"{self.address} cannot be reached ({self.without_key(str(error))}): check judges.endpoint.url and the server")
+            raise InputError(f"{self.address} cannot be reached ({self.without_key(str(error))}): check judges.endpoint.url and the server") from None
         return f"the connection was lost ({type(error).__name__})"
 
     def _wait(self, attempt: int, asked: str | None) -> None:

