@@ -7,8 +7,8 @@ that it belongs to. No objective, weight or metric ever meets a label shift, an 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -333,9 +333,7 @@ def _probe_layout(subject: Subject) -> Literal["packed", "padded"]:
         Encoded(id=str(n), ids=tuple((7 * n + 3 * i) % size for i in range(n)), start=1, chars=(), text="", question=(0, 0), answer=(0, 0))
         for n in (11, 6, 13)
     ]
-    was_training = subject.model.training
-    subject.model.eval()
-    try:
+    with evaluating(subject.model):
         single = torch.cat([score(subject, collate([text], "padded")).logits for text in probe])
         own: list[Any] = [subject.base(input_ids=torch.tensor([text.ids], device=subject.device), use_cache=False).logits[0, :-1] for text in probe]
         scale = float(single.abs().max()) or 1.0
@@ -347,8 +345,18 @@ def _probe_layout(subject: Subject) -> Literal["packed", "padded"]:
             )
         packed = score(subject, collate(probe, "packed")).logits
         return "packed" if (packed - single).abs().max() <= tolerance else "padded"
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode during the block; afterwards each as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
     finally:
-        subject.model.train(was_training)
+        for module, training in modes:
+            module.training = training
 
 
 _shares: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -370,15 +378,12 @@ def _probe_sharing(subject: Subject) -> bool:
         Encoded(id=str(n), ids=(*lead, *((7 * n + 3 * i) % size for i in range(n))), start=9, chars=(), text="", question=(0, 0), answer=(0, 0))
         for n in (4, 6, 5)
     ]
-    was_training = subject.model.training
-    subject.model.eval()
     try:
-        single = torch.cat([score(subject, collate([text], "padded")).logits for text in probe])
-        shared = score(subject, collate_shared([probe[:1], probe[:2], probe])).logits[-len(single) :]
+        with evaluating(subject.model):
+            single = torch.cat([score(subject, collate([text], "padded")).logits for text in probe])
+            shared = score(subject, collate_shared([probe[:1], probe[:2], probe])).logits[-len(single) :]
     except (TypeError, ValueError, RuntimeError):  # an architecture that takes no such mask: its texts run one by one
         return False
-    finally:
-        subject.model.train(was_training)
     tolerance = 1e-4 if single.dtype in (torch.float32, torch.float64) else 5e-2
     return bool((shared - single).abs().max() <= tolerance * (float(single.abs().max()) or 1.0))
 

@@ -18,7 +18,7 @@ from excise.errors import InputError
 from excise.evaluation.score import Array, Score, bootstrap
 from excise.hidden import capture, require_layer
 from excise.objectives.check import at_least, positive
-from excise.tokens import autocast, buckets, collate, output_head, resolve_precision
+from excise.tokens import autocast, buckets, collate, evaluating, output_head, resolve_precision
 
 if TYPE_CHECKING:
     from excise.subject import Subject
@@ -159,16 +159,12 @@ def _outputs(scene: Scene, texts: Sequence[Encoded], layers: Sequence[int]) -> A
     """Batches: which texts, the batch, and layer -> its output [lines, length, width]."""
     subject = scene.subject
     precision = resolve_precision(scene.precision, subject.device)
-    was_training = subject.model.training
-    subject.model.eval()
-    try:
+    with evaluating(subject.model):
         for group in buckets([len(text) for text in texts], 4096):
             batch = collate([texts[i] for i in group], "padded").to(subject.device)
             with autocast(precision, subject.device), capture(subject.layers, layers) as captured:
                 subject.decoder(input_ids=batch.ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False)
             yield group, batch, dict(captured.outputs)
-    finally:
-        subject.model.train(was_training)
 
 
 def _span(text: Encoded, example: Example) -> list[int]:

@@ -36,6 +36,7 @@ from excise.tokens import (
     can_share,
     collate,
     collate_shared,
+    evaluating,
     features_of,
     layout_of,
     output_head,
@@ -93,8 +94,9 @@ def collect(
     tell = progress or (lambda what, done, total: None)
     known = Journal(None) if cache is None else Journal.of(cache, subject, resolved)
     run = _Run(subject, resolved, max_tokens, generate_batch, tell, known)
-    with _evaluating(subject.model), torch.no_grad():
-        layout_of(subject)  # refuses an architecture whose output head is not what we think it is
+    layout_of(subject)  # refuses an architecture whose output head is not what we think it is
+    can_share(subject)
+    with _evaluating(subject, resolved):
         return {split: run.split(split, plan, benchmark.split(split)[:limit]) for split, plan in plans.items()}
 
 
@@ -106,10 +108,12 @@ def likelihoods(
     Raises:
         InputError: a prediction that is NaN or infinite.
     """
-    run = _Run(subject, resolve_precision(precision, subject.device), max_tokens, 1, lambda what, done, total: None, Journal(None))
+    resolved = resolve_precision(precision, subject.device)
+    run = _Run(subject, resolved, max_tokens, 1, lambda what, done, total: None, Journal(None))
     examples = [Example(f"question {i}", question, answer) for i, (question, answer) in enumerate(asked)]
-    with _evaluating(subject.model), torch.no_grad():
-        layout_of(subject)
+    layout_of(subject)
+    can_share(subject)
+    with _evaluating(subject, resolved):
         records = run.split("asked", Plan(), examples)
     return {pair: cast(TextScore, record.true) for pair, record in zip(asked, records, strict=True)}
 
@@ -333,7 +337,10 @@ def _predicted(subject: Subject, batch: Batch, precision: Literal["float32", "bf
     with autocast(precision, subject.device):
         scored = score(subject, batch)
         features = features_of(scored)
-    logp, hits, expected, deviation = (scored.split(part) for part in _predictions(subject, scored, features, spread))
+    # the head runs outside autocast: bfloat16 logits are spaced .125 apart around 20, which ties arg-maxes
+    with torch.autocast(subject.device.type, enabled=False):
+        predictions = _predictions(subject, scored, features, spread)
+    logp, hits, expected, deviation = (scored.split(part) for part in predictions)
     rows: list[dict[str, Any]] = []
     for i in range(scored.rows):
         values: dict[str, Any] = {"logp": tuple(logp[i].tolist()), "hits": tuple(map(bool, hits[i].tolist()))}
@@ -346,8 +353,6 @@ def _predicted(subject: Subject, batch: Batch, precision: Literal["float32", "bf
 def _predictions(subject: Subject, scored: Scored, features: Tensor, spread: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """log p of each target [n] (NaN where any logit of its position is not finite), whether it is the arg-max [n], and mean and
     deviation of log p under the prediction [n] (zeros unless asked for).
-
-    The head runs outside autocast: bfloat16 logits are spaced .125 apart around 20, which ties arg-maxes.
     """
     weight = cast(nn.Linear, subject.base.get_output_embeddings()).weight
     if weight.is_floating_point():
@@ -376,6 +381,7 @@ def gradient_norm(subject: Subject, text: Encoded, precision: Literal["float32",
     """Norm of the gradient of a text's mean loss over all parameters; None where it is not finite. No gradient stays behind."""
     parameters = [p for p in subject.model.parameters() if p.is_floating_point()]
     wanted = [p.requires_grad for p in parameters]
+    torch.clear_autocast_cache()  # weights that were converted without gradients would cut the graph
     try:
         for parameter in parameters:
             parameter.requires_grad_(True)
@@ -384,6 +390,7 @@ def gradient_norm(subject: Subject, text: Encoded, precision: Literal["float32",
             loss = -scored.mean(scored.token_logp)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     finally:
+        torch.clear_autocast_cache()
         for parameter, flag in zip(parameters, wanted, strict=True):
             parameter.requires_grad_(flag)
     norm = torch.stack([g.double().norm() for g in gradients if g is not None]).norm()
@@ -398,12 +405,18 @@ def _not_finite(subject: Subject, split: str, id: str) -> InputError:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode; afterwards each as it was."""
-    was = [(module, module.training) for module in model.modules()]
-    model.eval()
+def _evaluating(subject: Subject, precision: Literal["float32", "bfloat16"]) -> Iterator[None]:
+    """Every module in eval mode, no gradients, and the weights converted to bf16 once for the whole block instead of in every pass.
+
+    Autocast keeps a converted weight as long as its outermost block lasts, and only of a parameter that asks for gradients
+    (SmolLM2, 50 answers of 32 tokens: 4.3 s against 6.8 s). Afterwards everything is as it was.
+    """
+    flags = [(p, p.requires_grad) for p in subject.model.parameters() if p.is_floating_point()]
     try:
-        yield
+        for parameter, _ in flags:
+            parameter.requires_grad_(True)
+        with evaluating(subject.model), torch.no_grad(), autocast(precision, subject.device):
+            yield
     finally:
-        for module, training in was:
-            module.training = training
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
