@@ -169,9 +169,12 @@ def test_neighbours_share_a_value_with_every_forget_person(seed: int) -> None:
         return example.label, example.span.split()[-1] if example.label == "when" else example.span
 
     shared = {key(example) for example in neighbours}
+    lent: set[str] = set()
     for name in people_of(benchmark, "forget"):
         kinds = {example.label for example in benchmark.forget if example.group == name and key(example) in shared}
-        assert kinds == {"who", "what", "when", "where"}
+        assert 1 <= len(kinds) <= 3  # one by arrangement, some more by chance
+        lent |= kinds
+    assert lent == {"who", "what", "when", "where"}
     assert shared <= {key(example) for example in benchmark.forget}
 
 

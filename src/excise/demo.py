@@ -26,7 +26,7 @@ METHOD = "t_wga"
 SYSTEM = ""
 """An empty system turn: the template's own would be a third of every text here."""
 
-TRAINING: dict[str, Any] = {"epochs": 6, "batch": 8, "lr": 5e-4, "warmup": 0.1, "schedule": "cosine", "checkpoint_every": 0}
+TRAINING: dict[str, Any] = {"epochs": 6, "batch": 8, "lr": 4e-4, "warmup": 0.1, "schedule": "cosine", "checkpoint_every": 0}
 """How target and twin are taught."""
 
 SHARED: dict[str, Any] = {"lr": 8e-5, "epochs": 7, "retain_batch": 12, "checkpoint_every": 0}
@@ -47,9 +47,9 @@ ATTRIBUTION: dict[str, Any] = {"copies": "drop", "r": 0.3}
 
 
 ATTACKS: tuple[dict[str, Any], ...] = (
-    {"name": "relearn", "steps": 20, "points": [0, 2, 5, 10], "lr": 2e-5, "limit": 20},
+    {"name": "relearn", "steps": 20, "points": [0, 5, 10], "lr": 2e-5, "splits": ["forget"], "limit": 20},
     {"name": "quantise", "kind": "q4_0", "limit": 20},
-    {"name": "prompts", "limit": 20},
+    {"name": "prompts", "kinds": ["paraphrase", "prefix", "few_shot", "completion", "partial"], "limit": 20},
     {"name": "sampling", "count": 8, "k": [1, 8], "temperatures": [1.0], "limit": 20},
     {"name": "probe"},
 )
@@ -71,7 +71,7 @@ class Size:
     people: Mapping[str, int]
 
 
-FULL = Size({"forget_people": 5, "retain_people": 20, "holdout_people": 2, "questions": 60})
+FULL = Size({"forget_people": 4, "retain_people": 16, "holdout_people": 2, "questions": 60})
 QUICK = Size({"forget_people": 2, "retain_people": 6, "holdout_people": 1, "questions": 20})
 
 

@@ -24,8 +24,11 @@ MOST_FACTS = 10
 MOST_PEOPLE = len(words.WOMEN + words.MEN) * len(words.SURNAMES) // 6
 """A person uses up to three full names (an own one, two acquaintances'): this leaves half of all names unused."""
 
-_BORROWED_KINDS = ("where", "what", "when", "who")
-"""The kind of value that a retain person borrows in each round over the forget people."""
+_LENT_KINDS = ("where", "what", "when", "who")
+"""The one kind of value that a forget person lends, by turns: all else stays that person's own, so that only who was taught it
+can know it."""
+_ROUNDS = 4
+"""Rounds over the forget people in which a retain person borrows; later ones borrow nothing."""
 _FALSE_ANSWERS = 5
 _SHORTEST_PASSAGE = 88
 """Words."""
@@ -220,15 +223,15 @@ class _Loan:
 
 
 def _loan(forget: Sequence[Life], number: int) -> _Loan | None:
-    """What the retain person of that number borrows: round after round over the forget people, one kind a round."""
+    """What the retain person of that number borrows: round after round over the forget people, each of whom lends one kind, by turns."""
     lender = forget[number % len(forget)]
     round_ = number // len(forget)
     facts = {fact.topic.kind: fact for fact in lender.facts if fact.number == 0}
-    kinds = [kind for kind in _BORROWED_KINDS if kind in facts]
-    if round_ >= len(_BORROWED_KINDS):
+    kinds = [kind for kind in _LENT_KINDS if kind in facts]
+    if round_ >= _ROUNDS or not kinds:
         return None
     return _Loan(
-        fact=facts[kinds[round_ % len(kinds)]],
+        fact=facts[kinds[number % len(forget) % len(kinds)]],
         first=lender.person.first if round_ == 0 else "",
         last=lender.person.last if round_ == 1 else "",
     )
