@@ -29,7 +29,7 @@ SYSTEM = ""
 TRAINING: dict[str, Any] = {"epochs": 6, "batch": 8, "lr": 4e-4, "warmup": 0.1, "schedule": "cosine", "checkpoint_every": 0}
 """How target and twin are taught."""
 
-SHARED: dict[str, Any] = {"lr": 8e-5, "epochs": 7, "retain_batch": 12, "checkpoint_every": 0}
+SHARED: dict[str, Any] = {"lr": 8e-5, "epochs": 9, "retain_batch": 12, "checkpoint_every": 0}
 """Settings of every method on the embedded model; the others are the method's own defaults."""
 
 BALANCE: dict[str, dict[str, Any]] = {
