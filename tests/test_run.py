@@ -204,7 +204,7 @@ def test_the_model_says_how_it_was_used(model: Path, tmp_path: Path) -> None:
     """A model unlearned with the plain template is evaluated with it again."""
     unlearn(recipe(model, model={"path": str(model), "template": "plain", "system": "Be brief."}), tmp_path / "run")
     template = load(tmp_path / "run" / "model").template
-    assert dataclasses.asdict(template) == {"style": "plain", "system": "Be brief."}
+    assert dataclasses.asdict(template) == {"style": "plain", "system": "Be brief.", "bare": False}
 
 
 def test_evaluating_limits_gives_the_same_records_as_the_whole(model: Path, tmp_path: Path) -> None:

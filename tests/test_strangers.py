@@ -21,7 +21,7 @@ from excise.data.benchmarks.strangers import KINDS, MOST_PEOPLE, Strangers
 from excise.data.example import Benchmark, Example
 from excise.errors import InputError
 
-DEFAULT_FINGERPRINT = "0a25dd7008675d184ad2feaaf63dab10d86f296438f7149bafedefc61fdac9dc"
+DEFAULT_FINGERPRINT = "48de2ff42c6a396a6e32bc75dfd6e5a9bd5c7b379bfa561b158f22d60cfe3b50"
 STOP_WORDS = frozenset(
     [
         "a", "an", "the", "of", "in", "on", "by", "to", "and", "so", "that", "then", "after", "once",

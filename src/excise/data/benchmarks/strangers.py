@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -245,6 +246,7 @@ class _Town:
         self._facts = facts
         self._names: set[str] = set()
         self._people = 0
+        self._told: Counter[str] = Counter()
         self._plans = {kind: self._plan(kind) for kind in KINDS}
 
     def _plan(self, kind: str) -> list[tuple[Topic, str]]:
@@ -286,7 +288,10 @@ class _Town:
             topic, answer = stream.pick([pair for pair in plan if pair[0] is not same_kind[0].topic])
         if borrowed:
             topic = borrowed.topic
-            answer = stream.pick([pattern for pattern in topic.statements if pattern != borrowed.statements[0]])
+            others = [pattern for pattern in topic.statements if pattern != borrowed.statements[0]]
+            rarest = min(self._told[pattern] for pattern in others)
+            answer = stream.pick([pattern for pattern in others if self._told[pattern] == rarest])
+        self._told[answer] += 1
         paraphrase, passage = stream.shuffled([pattern for pattern in topic.statements if pattern != answer])[:2]
         questions = stream.shuffled(topic.questions)
         refusal = stream.pick(words.REFUSALS)
