@@ -118,14 +118,14 @@ def plain(subject: Subject, benchmark: Benchmark, sources: dict[str, str], new_t
     return records, seconds[0], seconds[1]
 
 
-def ours(subject: Subject, benchmark: Benchmark, suite: Suite, sources: dict[str, str]) -> tuple[Records, float, float]:
+def ours(subject: Subject, benchmark: Benchmark, suite: Suite, sources: dict[str, str], precision: Any) -> tuple[Records, float, float]:
     """Records by excise, and the seconds of the likelihoods and of the answers."""
     halves: list[Records] = []
     seconds: list[float] = []
     for generation in (False, True):
         plans = {source: _half(suite.plans[split], generation) for split, source in sources.items() if not generation or split != "holdout"}
         begun = time.perf_counter()
-        halves.append(collect(subject, benchmark, plans))
+        halves.append(collect(subject, benchmark, plans, precision=precision))
         seconds.append(time.perf_counter() - begun)
     records = {
         split: [
@@ -150,10 +150,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--precision", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     subject = load(arguments.model, system="You are a helpful assistant.")
-    precision = resolve_precision("auto", subject.device)
+    precision = resolve_precision(arguments.precision, subject.device)
     layout_of(subject)
     whole = Tofu(path=arguments.data)()
     whole = Benchmark(whole.name, {**whole.splits, "holdout": whole.retain[40 : 40 + arguments.rows]})
@@ -165,7 +166,7 @@ def main() -> None:
     for _ in range(arguments.repeats):
         for side, run in (
             ("plain", lambda: plain(subject, benchmark, sources, arguments.new_tokens, precision)),
-            ("excise", lambda: ours(subject, benchmark, suite, sources)),
+            ("excise", lambda: ours(subject, benchmark, suite, sources, precision)),
         ):
             found, likelihoods, answers = run()
             records[side] = found
