@@ -56,6 +56,14 @@ ATTACKS: tuple[dict[str, Any], ...] = (
 """What is tried in a demo to bring the knowledge back, sized for a few minutes on two cores."""
 
 
+FIRST_ATTACKS: tuple[dict[str, Any], ...] = (
+    {"name": "relearn", "steps": 5, "points": [0], "lr": 2e-5, "splits": ["forget"]},
+    {"name": "quantise", "kind": "q4_0"},
+    {"name": "prompts", "kinds": ["paraphrase"]},
+)
+"""The attacks of a quick demo."""
+
+
 def settings(method: str) -> dict[str, Any]:
     """Settings with which a method is run on the embedded model."""
     known = inspect.signature(registry.find("methods", method)).parameters
@@ -69,10 +77,11 @@ class Size:
     """How much the demo does."""
 
     people: Mapping[str, int]
+    attacks: tuple[Mapping[str, Any], ...]
 
 
-FULL = Size({"forget_people": 4, "retain_people": 16, "holdout_people": 2, "questions": 60})
-QUICK = Size({"forget_people": 2, "retain_people": 6, "holdout_people": 1, "questions": 20})
+FULL = Size({"forget_people": 4, "retain_people": 16, "holdout_people": 2, "questions": 60}, ATTACKS)
+QUICK = Size({"forget_people": 2, "retain_people": 6, "holdout_people": 1, "questions": 20}, FIRST_ATTACKS)
 
 
 def taught(size: Size, narrator: Narrator, seed: int = 0) -> Path:
@@ -102,7 +111,7 @@ def demo(method: str, out: Path, narrator: Narrator, quick: bool = False, seed: 
             "data": {"name": "strangers", **size.people},
             "method": [{"name": part, **settings(part)} for part in method.split("+")],
             "evaluation": {"retrained": str(models / "twin")},
-            "attacks": list(ATTACKS) if attacks else [],
+            "attacks": list(size.attacks) if attacks else [],
             "seed": seed,
         }
     )

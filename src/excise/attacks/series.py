@@ -72,7 +72,7 @@ def run_attacks(attacks: Sequence[Named], scene: Scene, whose: str, folder: Path
     phases: dict[str, dict[str, Any]] = {}
     for named in attacks:
         who = "the twin" if whose else "the model"
-        scene.narrator.say(f"Attack on {who}: {named.label} ({registry.summary(type(named.attack)).rstrip('.')}).")
+        scene.narrator.say(f"Attack on {who}: {named.label}.")
         outcome = named.attack(dataclasses.replace(scene, folder=None if scene.folder is None else scene.folder / f"{named.label}{whose}"))
         phase = f"{PHASE}{named.label}{whose}"
         if outcome.records:
