@@ -34,9 +34,9 @@ def test_there_is_no_command_that_this_file_does_not_run() -> None:
 
 
 def test_the_table_names_every_command() -> None:
-    documented = set(re.findall(r"`excise (\w+)", README))
+    documented = set(re.findall(r"`excise ([\w-]+)", README))
     shown = subprocess.run([sys.executable, "-m", "excise", "--help"], capture_output=True, text=True, check=True).stdout
-    existing = set(re.findall(r"^  (\w+)  ", shown.split("Commands:")[1], flags=re.M))
+    existing = set(re.findall(r"^  ([\w-]+)  ", shown.split("Commands:")[1], flags=re.M))
     assert documented == existing
 
 
