@@ -40,6 +40,7 @@ install_import_hook("excise", "beartype.beartype")  # the shapes and types of an
 
 from excise.data.encode import Template  # noqa: E402  (after the hook)
 from excise.embedded import folder_of, is_ready  # noqa: E402
+from excise.errors import InputError  # noqa: E402
 from excise.subject import Subject, quiet  # noqa: E402
 
 Kind = Literal["llama", "gemma3", "qwen3", "phi"]
@@ -59,6 +60,17 @@ SENTENCES = (
     "Question: Which animal lives in the forest? Answer: A grey fox lives in the forest near Elm Lake.",
     "system user assistant You are a helpful assistant. Zoë's café, naïve résumé: 42 %, (x + y) / 2 = z!",
 )
+
+
+def refused(call: Any, *parts: str) -> None:
+    """The call is refused in one line that holds all the parts."""
+    with pytest.raises(InputError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, (part, message)
+
 
 torch.set_num_threads(int(os.environ.get("EXCISE_TEST_THREADS", "2")))
 

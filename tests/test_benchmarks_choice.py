@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from conftest import refused
 from excise.data.benchmarks.choice import Choice
 from excise.data.example import Benchmark, Example
 from excise.data.letters import by_letters, letter_prompt
-from excise.errors import InputError
 
 ROWS = [{"question": f"Which fruit is number {i}?", "choices": ["fig", "plum", "leek"], "answer": i % 3, "subject": "ab"[i % 2]} for i in range(8)]
 
@@ -22,16 +22,6 @@ ROWS = [{"question": f"Which fruit is number {i}?", "choices": ["fig", "plum", "
 def lines(path: Path, rows: list[dict[str, Any]]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
-
-
-def refused(call: Any, *parts: str) -> None:
-    """The call is refused in one line that holds all the parts."""
-    with pytest.raises(InputError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message, (part, message)
 
 
 def read(**settings: Any) -> tuple[Example, ...]:

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from conftest import tiny
+from conftest import refused, tiny
 from excise.data.benchmarks.concepts import Concepts, shuffled
 from excise.data.benchmarks.strangers import Strangers
-from excise.errors import InputError
 from excise.evaluation.suites import evaluate
 from excise.evaluation.suites.concepts import concepts
 from excise.subject import Subject
@@ -44,15 +43,6 @@ def mmlu(folder: Path) -> str:
     rows = [{"question": f"m{i}?", "choices": ["a", "b", "c", "d"], "answer": i % 4, "subject": "s"} for i in range(3)]
     (folder / "mmlu.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(folder / "mmlu.jsonl")
-
-
-def refused(call: Any, *parts: str) -> None:
-    with pytest.raises(InputError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message, (part, message)
 
 
 def test_every_file_becomes_its_splits(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from conftest import refused
 from excise.data.benchmarks.fivew import LABELS, FiveW
 from excise.data.benchmarks.strangers import Strangers
-from excise.errors import InputError
 from excise.evaluation.suites import evaluate
 from excise.evaluation.suites.fivew import fivew
 from excise.subject import Subject
@@ -27,15 +27,6 @@ def write(folder: Path, forget: list[dict[str, Any]], retain: list[dict[str, Any
     (folder / "retain_set_fixed.json").write_text("".join(json.dumps(r) + "\n" for r in retain))
     (folder / "final_dataset_validated.json").write_text("".join(json.dumps(r) + "\n" for r in forget + retain))
     return str(folder)
-
-
-def refused(call: Any, *parts: str) -> None:
-    with pytest.raises(InputError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message, (part, message)
 
 
 def test_both_formats_of_the_json_files_are_read(tmp_path: Path) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from conftest import tiny
+from conftest import refused, tiny
 from excise.data.benchmarks.muse import Muse
 from excise.data.benchmarks.strangers import Strangers
 from excise.data.encode import encode, encode_prompt
-from excise.errors import InputError
 from excise.evaluation.metrics.memory import RougeLF1
 from excise.evaluation.records import Record
 from excise.evaluation.suites import evaluate
@@ -41,15 +40,6 @@ def write(folder: Path, side_by_side: bool = False) -> str:
         put("privleak/forget.json", [LONG])
         put("privleak/holdout.json", [LONG.replace("Marrow", "Elm Lake")])
     return str(folder)
-
-
-def refused(call: Any, *parts: str) -> None:
-    with pytest.raises(InputError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message, (part, message)
 
 
 def test_the_authors_folders_become_splits(tmp_path: Path) -> None:

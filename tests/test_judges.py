@@ -444,9 +444,9 @@ def test_undecided_verdicts_are_asked_for_again(tmp_path: Path) -> None:
 
 
 def test_two_writers_share_a_journal(tmp_path: Path) -> None:
-    with Journal(tmp_path, Counting()) as one, Journal(tmp_path, Counting()) as two:
-        for number, item in enumerate(items_of(*map(str, range(20)))):
-            (one if number % 2 else two).add(item, Verdict("counting", "truth", 1.0))
+    one, two = Journal(tmp_path, Counting()), Journal(tmp_path, Counting())
+    for number, item in enumerate(items_of(*map(str, range(20)))):
+        (one if number % 2 else two).add(item, Verdict("counting", "truth", 1.0))
     assert len(Journal(tmp_path, Counting()).known) == 20
 
 

@@ -214,7 +214,7 @@ def test_the_record_and_the_card(tiny_llama: Subject, tmp_path: Path) -> None:
     assert record["fingerprint"] == tiny_llama.fingerprint()
     assert record["tied"] is True
     assert record["kind"] == "model"
-    assert record["template"] == {"style": "chat", "system": None}
+    assert record["template"] == {"style": "chat", "system": None, "bare": False}
     text = (folder / "README.md").read_text()
     for expected in ("npo", "abc123", record["fingerprint"], "Apache-2.0", "seed: 7"):
         assert expected in text

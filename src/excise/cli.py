@@ -22,6 +22,10 @@ app = typer.Typer(
 Out = Annotated[Path, typer.Option("--out", help="Folder that the result is written to; it must not exist yet.")]
 Overrides = Annotated[Optional[list[str]], typer.Option("--set", help="Change one setting: a.b=value. May be given several times.")]  # noqa: UP045
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing result.")]
+Data = Annotated[Optional[str], typer.Option(help="Folder or file of the benchmark.")]  # noqa: UP045
+Retrained = Annotated[Optional[str], typer.Option(help="A model that never saw the forget split; attacks are tried on it as well.")]  # noqa: UP045
+Baseline = Annotated[Optional[str], typer.Option(help="The model before unlearning, or the folder of its evaluation.")]  # noqa: UP045
+Limit = Annotated[Optional[int], typer.Option(help="Only the first N examples of each split.")]  # noqa: UP045
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")]
 
 
@@ -84,10 +88,10 @@ def evaluate(
     model: str,
     suite: Annotated[str, typer.Option(help="Name of the suite: see `excise list suites`.")],
     out: Out,
-    data: Annotated[Optional[str], typer.Option(help="Folder or file of the benchmark.")] = None,  # noqa: UP045
-    retrained: Annotated[Optional[str], typer.Option(help="A model that never saw the forget split.")] = None,  # noqa: UP045
-    baseline: Annotated[Optional[str], typer.Option(help="The model before unlearning, or the folder of its evaluation.")] = None,  # noqa: UP045
-    limit: Annotated[Optional[int], typer.Option(help="Only the first N examples of each split.")] = None,  # noqa: UP045
+    data: Data = None,
+    retrained: Retrained = None,
+    baseline: Baseline = None,
+    limit: Limit = None,
     set_: Overrides = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -119,10 +123,10 @@ def attack(
     attack: Annotated[list[str], typer.Option("--attack", help="Name of an attack: see `excise list attacks`. May be given several times.")],
     out: Out,
     suite: Annotated[str, typer.Option(help="Name of the suite that judges: see `excise list suites`.")] = "strangers",
-    data: Annotated[Optional[str], typer.Option(help="Folder or file of the benchmark.")] = None,  # noqa: UP045
-    retrained: Annotated[Optional[str], typer.Option(help="A model that never saw the forget split; it is attacked as well.")] = None,  # noqa: UP045
-    baseline: Annotated[Optional[str], typer.Option(help="The model before unlearning, or the folder of its evaluation.")] = None,  # noqa: UP045
-    limit: Annotated[Optional[int], typer.Option(help="Only the first N examples of each split.")] = None,  # noqa: UP045
+    data: Data = None,
+    retrained: Retrained = None,
+    baseline: Baseline = None,
+    limit: Limit = None,
     set_: Overrides = None,
     overwrite: Overwrite = False,
 ) -> None:

@@ -14,6 +14,7 @@ from excise.attacks.scene import Scene
 from excise.attacks.series import TWIN, Named, add_steps_to_half, build_attacks, expanded, run_attacks
 from excise.data.example import Benchmark
 from excise.errors import InputError
+from excise.evaluation.plan import ANSWERS_AT_ONCE
 from excise.evaluation.records import Records
 from excise.evaluation.score import Score
 from excise.evaluation.store import read_records, write_records
@@ -37,7 +38,7 @@ class Settings:
     """auto, chat or plain."""
     dtype: str = "auto"
     precision: Precision = "auto"
-    batch: int = 50
+    batch: int = ANSWERS_AT_ONCE
     """Answers that are generated at once."""
     max_new_tokens: int | None = None
     """Length of generated answers; None: the suite's own."""
@@ -207,10 +208,9 @@ class _Judging:
         return self._keep(phase, records, scores)
 
     def _attack(self, subject: Subject, whose: str) -> None:
-        shown = {split: rows[: self.limit] for split, rows in self.benchmark.splits.items()}
         scene = Scene(
             subject,
-            dataclasses.replace(self.benchmark, splits=shown),
+            self.benchmark.first(self.limit),
             self.suite,
             self.chosen.seed,
             self.chosen.precision,

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,35 @@ def write_json(path: Path, value: Any) -> None:
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """JSON lines, whole or not at all."""
     write_text(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+
+
+def append_line(path: Path, row: Any) -> None:
+    """Adds one JSON line to a file in a single write, so that two processes may share it.
+
+    A line that a killed writer left unfinished is ended first, so that it cannot swallow this one.
+    """
+    line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            if os.fstat(file).st_size:
+                os.lseek(file, -1, os.SEEK_END)
+                line = line if os.read(file, 1) == b"\n" else f"\n{line}"
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+
+def whole_lines(path: Path) -> Iterator[Any]:
+    """The values of a file of :func:`append_line`, without those that were cut short; none where there is no file."""
+    if not path.exists():
+        return
+    with explained(path):
+        lines = path.read_bytes().split(b"\n")
+    for line in lines:
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

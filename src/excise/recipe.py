@@ -13,6 +13,7 @@ import yaml
 
 from excise import registry
 from excise.errors import InputError, did_you_mean
+from excise.evaluation.plan import ANSWERS_AT_ONCE
 from excise.settings import build, call, number_like, override, plain, read_yaml, refuse_unknown
 
 
@@ -30,7 +31,7 @@ class Evaluation:
     """Also evaluate the model before unlearning."""
     max_new_tokens: int | None = None
     """Length of generated answers; None: the suite's own."""
-    batch: int = 50
+    batch: int = ANSWERS_AT_ONCE
     """Answers that are generated at once."""
 
 

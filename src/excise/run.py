@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import itertools
 import shutil
@@ -131,13 +130,11 @@ class _Run:
         self.suite.sources(benchmark)
         for note in benchmark.notes:
             self.narrator.say(note)
-        if self.attacks:  # whatever does not fit is said before anything costs time
-            subject = load(recipe.model_spec())
-            for named in self.attacks:
-                named.attack.check(self._scene(subject, benchmark))
-            del subject
+        if self.attacks and recipe.evaluation.retrained is not None:
+            self._check_attacks(load(recipe.model_spec()), benchmark)  # freed again: two models at once may be too many
         retrained = self._retrained(benchmark)
         subject = load(recipe.model_spec())
+        self._check_attacks(subject, benchmark)
         precision = resolve_precision(self.precision, subject.device)
         around = surroundings.environment(subject, benchmark, seed=recipe.seed, precision=precision, redact=self.redact)
         write_json(self.work / "environment.json", around)
@@ -225,14 +222,9 @@ class _Run:
 
     def _scene(self, subject: Subject, benchmark: Benchmark) -> Scene:
         settings = self.recipe.evaluation
-        limited = (
-            benchmark
-            if settings.limit is None
-            else dataclasses.replace(benchmark, splits={s: e[: settings.limit] for s, e in benchmark.splits.items()})
-        )
         return Scene(
             subject,
-            limited,
+            benchmark.first(settings.limit),
             self.suite,
             self.recipe.seed,
             self.precision,
@@ -242,6 +234,11 @@ class _Run:
             narrator=self.narrator,
             progress=narrated(self.narrator),
         )
+
+    def _check_attacks(self, subject: Subject, benchmark: Benchmark) -> None:
+        """Says what does not fit before anything costs time."""
+        for named in self.attacks:
+            named.attack.check(self._scene(subject, benchmark))
 
     def _attack(self, subject: Subject, benchmark: Benchmark, whose: str) -> None:
         if self.attacks:

@@ -75,15 +75,22 @@ class Prompts:
         original = scene.ask(plans={"forget": plan})["forget"]
         best = {record.id: record for record in original}
         told = dict(zip(best, scene.told(original), strict=True))
+
+        def keep(record: Record, value: float) -> None:
+            known = told[record.id]
+            if known is None or value > known:
+                told[record.id], best[record.id] = value, record
+
         scores: dict[str, Score] = {"forget.fact_recall@as_asked": mean_score(list(told.values()), "lower", "bootstrap", "no example has a fact")}
         for kind in (*self.kinds, *self.texts):
             found = self._ask(scene, kind, plan)
             values: dict[str, float] = {}
             for record, value in found:
-                if value is not None and value >= values.get(record.id, -1.0):
-                    values[record.id] = value
-                if kind not in APART and value is not None and value > (told[record.id] if told[record.id] is not None else -1.0):  # type: ignore[operator]
-                    told[record.id], best[record.id] = value, record
+                if value is None:
+                    continue
+                values[record.id] = max(value, values.get(record.id, 0.0))
+                if kind not in APART:
+                    keep(record, value)
             reason = f"no forget example can be asked this way ({kind})"
             scores[f"forget.fact_recall@{kind}"] = mean_score(list(values.values()), "lower", "bootstrap", reason)
         records = {"forget": [best[record.id] for record in original]}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from excise.attacks.scene import Outcome, Scene, restored
+from excise.attacks.scene import Outcome, Scene, restored, telling
 from excise.data.benchmarks.text import cut, read_documents
 from excise.data.example import Example
 from excise.errors import InputError, did_you_mean
@@ -123,13 +123,14 @@ class Relearn:
         return dataclasses.replace(plan, paraphrase=False, false=False, options=False, generation=asks, true=not asks)
 
     def _point(self, scene: Scene, records: Records, unseen: frozenset[str]) -> dict[str, float | None]:
-        plain = {name: value.value for name, value in scene.scores({"forget": records["forget"]}).items() if "@" not in name}
-        chosen = [name for name in ("forget.fact_recall", "forget.rouge_l_recall", "forget.probability") if name in plain][:1]
-        found = {name: plain[name] for name in chosen}
-        for name in chosen if unseen else ():
-            rest = [record for record in records["forget"] if record.id in unseen]
-            value = scene.scores({"forget": rest}).get(name)
-            found[f"{name}@unseen"] = None if value is None else value.value
+        scores = scene.scores({"forget": records["forget"]})
+        name = telling(scores)
+        if name is None:
+            return {}
+        found = {name: scores[name].value}
+        if unseen:
+            rest = scene.scores({"forget": [record for record in records["forget"] if record.id in unseen]})
+            found[f"{name}@unseen"] = rest[name].value if name in rest else None
         return found
 
     def _shown(self, scene: Scene) -> tuple[Example, ...]:
@@ -143,10 +144,8 @@ class Relearn:
         else:
             hint = did_you_mean(self.data, scene.benchmark.splits)
             raise InputError(f"relearn.data: {self.data!r} is neither a split of the benchmark ({hint}) nor a file")
-        step = max(1, round(1 / self.part)) if self.part <= 0.5 else 0
-        if self.part == 1:
-            return examples
-        return examples[::step] if step else tuple(e for i, e in enumerate(examples) if int((i + 1) * self.part) > int(i * self.part)) or examples[:1]
+        spread = tuple(e for i, e in enumerate(examples) if int((i + 1) * self.part) > int(i * self.part))
+        return spread or examples[:1]
 
     def _unseen(self, scene: Scene, shown: tuple[Example, ...]) -> frozenset[str]:
         if self.part == 1 or self.data != "forget":

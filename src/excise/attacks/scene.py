@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from excise.data.example import Benchmark, Example
+from excise.data.example import Benchmark
 from excise.errors import InputError
 from excise.evaluation.collect import Progress, collect
 from excise.evaluation.metrics.facts import FactRecall
-from excise.evaluation.plan import Plan
+from excise.evaluation.plan import ANSWERS_AT_ONCE, Plan
 from excise.evaluation.records import Record, Records
 from excise.evaluation.score import ExampleMetric, Score
 from excise.evaluation.suites.suite import Suite, judge, score
@@ -34,7 +34,7 @@ class Scene:
     suite: Suite
     seed: int = 0
     precision: Precision = "auto"
-    generate_batch: int = 50
+    generate_batch: int = ANSWERS_AT_ONCE
     cache: Path | None = None
     """Where answers are kept; None keeps nothing."""
     folder: Path | None = None
@@ -84,12 +84,6 @@ class Scene:
         )
         return {split: found[sources[split]] for split in wanted if split in sources}
 
-    def with_examples(self, split: str, change: Callable[[Example], Example | None]) -> Benchmark:
-        """The benchmark with every example of a split changed; those for which None comes back are left out."""
-        source = self.suite.sources(self.benchmark)[split]
-        changed = tuple(new for example in self.benchmark.split(source) if (new := change(example)) is not None)
-        return dataclasses.replace(self.benchmark, splits={**self.benchmark.splits, source: changed})
-
     def outcome(self, records: Records, own: Mapping[str, Score] = MappingProxyType({}), curve: Sequence[Mapping[str, float | None]] = ()) -> Outcome:
         """The suite's scores of these records beside the attack's own that have a value, and the records with their verdicts."""
         records = judge(records, self.suite, cache=None if self.cache is None else self.cache.parent / "verdicts", progress=self.progress)
@@ -104,6 +98,16 @@ class Scene:
     def told(self, records: Sequence[Record]) -> list[float | None]:
         """How much of its fact each generation tells; None where there is no fact or no generation."""
         return [self.leak.per_example(record) for record in records]
+
+
+TELLING = ("fact_recall", "rouge_l_recall", "probability")
+"""The metrics that say how much comes back, the most direct first."""
+
+
+def telling(scores: Mapping[str, Score], split: str = "forget") -> str | None:
+    """The name of the most direct of :data:`TELLING` that a split has a value of."""
+    names = (f"{split}.{metric}" for metric in TELLING)
+    return next((name for name in names if name in scores and scores[name].value is not None), None)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from excise.attacks.relearn import Relearn
-from excise.attacks.scene import Outcome, Scene
+from excise.attacks.scene import Outcome, Scene, telling
 from excise.errors import InputError
 from excise.objectives.check import at_least, within
 from excise.stages.adapters import AddAdapter
@@ -55,7 +55,7 @@ class WorstCase:
         optuna = _optuna()
         watched = scene.only(("forget", "retain"), self.limit)
         before = watched.scores(watched.ask())
-        goal = next((n for n in ("forget.fact_recall", "forget.rouge_l_recall", "forget.probability") if n in before), None)
+        goal = telling(before)
         kept = None if goal is None else goal.replace("forget.", "retain.")
         if goal is None or before.get(kept or "") is None:
             raise InputError(f"worst_case needs the same score on forget and retain, and the suite {scene.suite.name!r} has none of the known ones")
@@ -71,7 +71,7 @@ class WorstCase:
                 "adapter": trial.suggest_categorical("adapter", [False, True]) if not scene.subject.is_adapter else False,
             }
             scene.narrator.say(f"worst case, trial {trial.number + 1} of {self.trials}: {settings}")
-            outcome = self._relearn(settings)(replace(scene, narrator=scene.narrator))
+            outcome = self._relearn(settings)(scene)
             told, useful = outcome.scores[goal].value or 0.0, outcome.scores[kept].value or 0.0  # type: ignore[index]
             trial.set_user_attr("kept", useful)
             outcomes[trial.number] = outcome

@@ -102,6 +102,10 @@ class Benchmark:
         self.require("retain")
         return self.splits["retain"]
 
+    def first(self, limit: int | None) -> Benchmark:
+        """The same with the first so many examples of each split; None: all."""
+        return dataclasses.replace(self, splits={name: examples[:limit] for name, examples in self.splits.items()})
+
     def require(self, *splits: str) -> None:
         """An error for the first of these splits that training needs and the benchmark lacks."""
         for split in splits:

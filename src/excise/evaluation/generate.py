@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from excise.data.encode import end_of_turn
+from excise.evaluation.plan import ANSWERS_AT_ONCE
 from excise.tokens import autocast
 
 if TYPE_CHECKING:
@@ -58,28 +59,22 @@ def sample(
     sampling: Sampling,
     *,
     precision: Literal["float32", "bfloat16"] = "float32",
-    batch: int = 32,
-    progress: Callable[[int], None] | None = None,
 ) -> list[list[str]]:
-    """``sampling.count`` random continuations of each prompt; the same ones for the same seed, prompts and batch.
+    """``sampling.count`` random continuations of each prompt, all in one batch; the same ones for the same seed and prompts.
 
-    The arguments are those of :func:`generate`; the caller's random state stays as it was.
+    The caller's random state stays as it was.
+
+    Raises:
+        NotFinite: the model predicted NaN or infinity.
     """
-    together = max(1, batch // sampling.count)
-    answers: list[list[str]] = []
+    repeated = [prompt for prompt in prompts for _ in range(sampling.count)]
     with torch.random.fork_rng(devices=[subject.device] if subject.device.type == "cuda" else []):
         torch.manual_seed(sampling.seed)
-        for start in range(0, len(prompts), together):
-            part = prompts[start : start + together]
-            repeated = [prompt for prompt in part for _ in range(sampling.count)]
-            try:
-                said = generate(subject, repeated, max_new_tokens, precision=precision, batch=len(repeated), sampling=sampling)
-            except NotFinite as error:
-                raise NotFinite(start + error.index // sampling.count) from None
-            answers += [said[i : i + sampling.count] for i in range(0, len(said), sampling.count)]
-            if progress is not None:
-                progress(min(start + together, len(prompts)))
-    return answers
+        try:
+            said = generate(subject, repeated, max_new_tokens, precision=precision, batch=len(repeated), sampling=sampling)
+        except NotFinite as error:
+            raise NotFinite(error.index // sampling.count) from None
+    return [said[i : i + sampling.count] for i in range(0, len(said), sampling.count)]
 
 
 @torch.no_grad()
@@ -89,7 +84,7 @@ def generate(
     max_new_tokens: int,
     *,
     precision: Literal["float32", "bfloat16"] = "float32",
-    batch: int = 32,
+    batch: int = ANSWERS_AT_ONCE,
     progress: Callable[[int], None] | None = None,
     sampling: Sampling | None = None,
 ) -> list[str]:

@@ -6,15 +6,14 @@ import dataclasses
 import hashlib
 import hmac
 import json
-import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from excise.errors import InputError, did_you_mean
 from excise.evaluation.records import Record, Records
-from excise.files import explained, read_lines, write_lines
+from excise.files import append_line, read_lines, whole_lines, write_lines
 
 if TYPE_CHECKING:
     from excise.subject import Subject
@@ -114,7 +113,9 @@ class Journal:
 
     def __init__(self, place: Path | None) -> None:
         self.place = place
-        self.values: dict[Key, Any] = {} if place is None or not place.exists() else _read_journal(place)
+        self.values: dict[Key, Any] = {}
+        for batch in () if place is None else whole_lines(place):
+            self.values |= {key: {name: tuple(v) for name, v in value.items()} if isinstance(value, dict) else value for key, value in batch.items()}
 
     @staticmethod
     def of(folder: Path, subject: Subject, precision: str) -> Journal:
@@ -142,31 +143,7 @@ class Journal:
         new = {keys[i]: value for i, value in found}
         self.values |= new
         if self.place is not None and new:
-            line = json.dumps(new).encode() + b"\n"
-            with explained(self.place):
-                self.place.parent.mkdir(parents=True, exist_ok=True)
-                with self.place.open("a+b") as file:
-                    file.write(line if _ends_a_line(file) else b"\n" + line)
-
-
-def _ends_a_line(file: BinaryIO) -> bool:
-    """Whether a file is empty or ends with a newline: what was cut short must not swallow what follows."""
-    if file.seek(0, os.SEEK_END) == 0:
-        return True
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"
-
-
-def _read_journal(place: Path) -> dict[Key, Any]:
-    values: dict[Key, Any] = {}
-    with explained(place), place.open("rb") as file:
-        for line in file:
-            try:
-                batch = json.loads(line)
-            except ValueError:
-                continue  # cut short by a kill: the batch is asked again
-            values |= {key: {name: tuple(v) for name, v in value.items()} if isinstance(value, dict) else value for key, value in batch.items()}
-    return values
+            append_line(self.place, new)
 
 
 def _digest(value: object) -> str:

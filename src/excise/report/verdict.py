@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from excise.report.names import metric_of, metric_rank, phase_name, readable, score_order, split_of, spoken
-from excise.report.result import ATTACK, TWIN, Result, Score
+from excise.report.result import TWIN, Result, Score
 
 UNTESTED = (
     "Not tested: no attack (relearning, quantisation, other phrasings, sampling, probing) was run. "
@@ -136,7 +136,7 @@ def _way_back(result: Result, phase: str, suite: str) -> list[str]:
 
 
 def _attacked(result: Result, phase: str, suite: str) -> str:
-    if phase.removeprefix(ATTACK) == "probe" or result.score(phase, suite, PROBE) is not None:
+    if result.score(phase, suite, PROBE) is not None:
         return _probed(result, phase, suite)
     name = chosen(result, suite, "forget", phase)
     attacked = result.score(phase, suite, name) if name else None

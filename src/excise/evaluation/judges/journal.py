@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from excise.evaluation.judges import Item, Judge
 from excise.evaluation.records import Verdict
-from excise.files import explained
+from excise.files import append_line, whole_lines
 
 
 @dataclass
@@ -33,16 +31,7 @@ class Journal:
     def __post_init__(self) -> None:
         identity = _digest([self.judge.name, self.judge.identity()])
         self.path = self.folder / f"{self.judge.name}-{identity[:24]}.jsonl"
-        self._file: int | None = None
-        self.known.update(_read(self.path, self.judge.name))
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self.known.update(found for row in whole_lines(self.path) if (found := _parsed(row, self.judge.name)) is not None)
 
     def get(self, item: Item) -> Verdict | None:
         """The verdict on this very item."""
@@ -54,38 +43,12 @@ class Journal:
             return
         key = _digest(dataclasses.asdict(item))
         self.known[key] = verdict
-        row = {"item": key, "aspect": verdict.aspect, "score": verdict.score, "reason": verdict.reason}
-        self._write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-
-    def _write(self, line: str) -> None:
-        with explained(self.path):
-            if self._file is None:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-                line = _ending(self._file) + line
-            os.write(self._file, line.encode())  # one write of one line: two processes may share the file
+        append_line(self.path, {"item": key, "aspect": verdict.aspect, "score": verdict.score, "reason": verdict.reason})
 
 
-def _ending(file: int) -> str:
-    """A newline where the last line of the file lacks its own."""
-    if not os.fstat(file).st_size:
-        return ""
-    os.lseek(file, -1, os.SEEK_END)
-    return "" if os.read(file, 1) == b"\n" else "\n"
-
-
-def _read(path: Path, judge: str) -> Iterator[tuple[str, Verdict]]:
-    if not path.exists():
-        return
-    for line in path.read_bytes().split(b"\n"):
-        if (found := _parsed(line, judge)) is not None:
-            yield found
-
-
-def _parsed(line: bytes, judge: str) -> tuple[str, Verdict] | None:
-    """The hash of an item and its verdict; None for a part of a line."""
+def _parsed(row: Any, judge: str) -> tuple[str, Verdict] | None:
+    """The hash of an item and its verdict; None for what is no verdict."""
     try:
-        row = json.loads(line)
         return str(row["item"]), Verdict(judge, str(row["aspect"]), float(row["score"]), str(row["reason"]))
     except (ValueError, KeyError, TypeError):
         return None
@@ -101,19 +64,19 @@ def remembered(judge: Judge, items: Sequence[Item], folder: Path | None) -> Iter
     if folder is None:
         yield from zip(distinct, judge(distinct), strict=True)
         return
-    with Journal(folder, judge) as journal:
-        pending: list[Item] = []
-        for item in distinct:
-            verdict = journal.get(item)
-            if verdict is None:
-                pending.append(item)
-            else:
-                yield item, verdict
-        if not pending:
-            return
-        for item, verdict in zip(pending, judge(pending), strict=True):
-            journal.add(item, verdict)
+    journal = Journal(folder, judge)
+    pending: list[Item] = []
+    for item in distinct:
+        verdict = journal.get(item)
+        if verdict is None:
+            pending.append(item)
+        else:
             yield item, verdict
+    if not pending:
+        return
+    for item, verdict in zip(pending, judge(pending), strict=True):
+        journal.add(item, verdict)
+        yield item, verdict
 
 
 def _digest(value: Any) -> str:

@@ -12,7 +12,7 @@ from excise.errors import InputError, did_you_mean
 from excise.evaluation.judges import Judge
 from excise.evaluation.metrics import METRICS, Metric
 from excise.evaluation.metrics.memory import TruthRatio
-from excise.evaluation.plan import Plan
+from excise.evaluation.plan import ANSWERS_AT_ONCE, Plan
 from excise.evaluation.records import Record, Records
 from excise.evaluation.score import Better, ExampleMetric, Others, Score, SetMetric, Unavailable, example_score
 from excise.settings import build
@@ -110,7 +110,7 @@ def evaluate(
     baseline: Records | None = None,
     precision: Precision = "auto",
     max_tokens: int = 4096,
-    generate_batch: int = 50,
+    generate_batch: int = ANSWERS_AT_ONCE,
     limit: int | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
