@@ -7,10 +7,10 @@ import sys
 
 import typer
 
-from excise.cli import running, scoring, reading  # noqa: I001  (their order is that of --help)
+from excise.cli import changing, reading, scoring
 from excise.cli.options import app
 
-__all__ = ["app", "main", "reading", "running", "scoring"]
+__all__ = ["app", "changing", "main", "reading", "scoring"]
 
 
 def main() -> None:
