@@ -27,7 +27,10 @@ from excise.evaluation.suites import Suite, evaluate, per_example, score
 from excise.files import cache_folder, explained, put_in_place, write_json, write_lines, write_text
 from excise.recipe import Recipe
 from excise.saving import save, update_card
+from excise.stages.adapters import AddAdapter
 from excise.stages.checkpoint import Checkpoints, Loaded
+from excise.stages.combine import AddSecondAdapter
+from excise.stages.kept import FOLDER as EDITS
 from excise.stages.state import Narrator, Silent, Stage, State
 from excise.stages.train import Train
 from excise.subject import ModelSpec, Subject, load
@@ -156,6 +159,8 @@ class _Run:
         self._attribute(state)
         self.narrator.say(f"Unlearning {len(benchmark.forget)} examples with {'+'.join(name for name, _ in recipe.methods())}.")
         run_stages(state, stages)
+        if self.redact:
+            shutil.rmtree(self.work / EDITS, ignore_errors=True)  # what was taken out of the model must not lie beside it
         expanded = recipe.expanded()
         provenance = {
             "recipe": expanded,
@@ -297,7 +302,8 @@ def run_stages(state: State, stages: list[Stage]) -> None:
         state.stage_index = index
         stage(state)
         state.resume = False
-        every = {name: p for name, p in state.subject.model.named_parameters() if _changes(stages[: index + 1], state, name)}
+        changed = _changed(stages[: index + 1], state.subject)
+        every = {name: p for name, p in state.subject.model.named_parameters() if changed is None or name in changed}
         checkpoints.write(index + 1, 0, every, notes={"records": state.records, "plan": state.plan})
 
 
@@ -310,9 +316,15 @@ def _catch_up(state: State, finished: list[Stage], saved: Loaded | None) -> None
         state.records, state.plan = list(saved.notes["records"]), list(saved.notes["plan"])
 
 
-def _changes(stages: list[Stage], state: State, name: str) -> bool:
-    """Whether any of the stages may have changed a parameter: unknown kinds of stages may have changed every one."""
-    return any(not isinstance(stage, Train) or name in stage.scope.names(state.subject) for stage in stages)
+def _changed(stages: list[Stage], subject: Subject) -> set[str] | None:
+    """Which parameters the stages may have changed; None: a stage does not say, so it may have been every one.
+
+    An adapter that is added later gives the parameters new names, and what an earlier stage changed cannot be told by name.
+    """
+    if any(isinstance(stage, (AddAdapter, AddSecondAdapter)) for stage in stages[1:]):
+        return None
+    told = [getattr(stage, "changes", None) for stage in stages]
+    return None if None in told else {name for changes in told if changes is not None for name in changes(subject)}
 
 
 def narrated(narrator: Narrator) -> Callable[[str, int, int], None]:

@@ -19,6 +19,7 @@ from excise.data.encode import Encoded, encode
 from excise.errors import InputError
 from excise.evaluation.score import Score
 from excise.reference import key_of
+from excise.scope import places_of
 from excise.stages.checkpoint import Checkpoints, Loaded, Snapshot, truncate_log
 from excise.stages.guard import Vital
 from excise.stages.optimise import float32_masters
@@ -50,6 +51,7 @@ def run_session(session: Session) -> None:
             "peak_memory_mb": peak_memory_mb(state.subject.device),
             "changed_parameters": changed if loop.step else 0,
             "stopped": session.stopped,
+            **({"gradients": {name: value / loop.step for name, value in loop.noted.items()}} if loop.noted else {}),
         }
     )
 
@@ -79,7 +81,9 @@ class Loop:
         self.settings = stage.optimiser.resolved(sum(p.numel() for p in state.subject.base.parameters()), state.subject.is_adapter)
         if stage.optimiser.lr is None:
             state.plan.append(f"{stage.name}: learning rate {self.settings.lr:g}, by the model's size")
-        self.optimiser = self.settings.build(self.trained)
+        roles = {name: role for name, (_, role) in places_of(state.subject).items()} if self.settings.factors else {}
+        self.optimiser = self.settings.build(self.settings.groups(self.parameters, roles))
+        self.noted: dict[str, float] = {}
         folder = state.folder / "checkpoints" if state.folder is not None else None
         self.good, self.best = Snapshot(folder, f"good-{state.stage_index}"), Snapshot(folder, f"best-{state.stage_index}")
         self.good_step = 0
@@ -100,6 +104,7 @@ class Loop:
         self.good_step = saved.notes["good_step"]
         self.best_value = saved.notes["best_value"]
         self.session.tokens = saved.notes["tokens"]
+        self.noted = dict(saved.notes["noted"])
         self.vital_before = Vital(**saved.notes["vital_before"])
         for name, tensor in saved.kept().items():
             index, row = map(int, name.split("."))
@@ -117,7 +122,7 @@ class Loop:
             truncate_log(state.folder / "train.jsonl", state.stage_index, self.step + 1)
         if stage.checkpointing:
             _checkpoint_activations(subject, True)
-        subject.model.train()
+        _train_mode(subject, stage.dropout)
         narrator.begin(stage.name, session.steps)
         if resumed_at:
             narrator.advance(stage.name, resumed_at)
@@ -149,10 +154,12 @@ class Loop:
                     session.remember_weights(session.terms[index], weigher)
         rate = self.settings.rate(self.step, session.steps)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("factor", 1.0)
+        draw = session.draw(self.step)
+        if draw.opens and self.settings.moments == "fresh":
+            self.optimiser.state.clear()
         losses: dict[str, float] = {}
-        for part in session.losses(session.draw(self.step), losses):
-            stage.gradients(part, self.trained, self._backward)
+        noted = stage.gradients(session.losses(draw, losses), self.trained, self._backward)
         norm = self._clip()
         if not math.isfinite(norm) or not all(math.isfinite(v) for v in losses.values()):
             session.stopped = f"step {self.step + 1}: the loss or its gradient is not a number"
@@ -163,7 +170,9 @@ class Loop:
             raise InputError(f"{stage.name}: no value moved in the first step: learning rate {rate:g} is too small for this number format")
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        self._log(losses, norm, rate, session.tokens - tokens_before, time.perf_counter() - begun)
+        for name, value in noted.items():
+            self.noted[name] = self.noted.get(name, 0.0) + value
+        self._log(losses, noted, norm, rate, session.tokens - tokens_before, time.perf_counter() - begun)
         self._look_around()
         if self.checkpoints and stage.checkpoint_every and self.step % stage.checkpoint_every == 0 and self.step < session.steps:
             self._checkpoint(self.checkpoints)
@@ -209,7 +218,7 @@ class Loop:
         state, wanted = self.session.state, self.session.stage.keep_best
         state.subject.model.eval()
         scores = evaluate(state.subject)
-        state.subject.model.train()
+        _train_mode(state.subject, self.session.stage.dropout)
         self._write_line({"scores": {name: s.value for name, s in scores.items()}})
         if not wanted:
             return
@@ -234,6 +243,7 @@ class Loop:
             "good_step": self.good_step,
             "best_value": self.best_value,
             "tokens": session.tokens,
+            "noted": self.noted,
             "vital_before": asdict(self.vital_before),
         }
         checkpoints.write(session.state.stage_index, self.step, self.parameters, self.optimiser, kept, notes)
@@ -245,12 +255,13 @@ class Loop:
             session.stopped += f"; the state after step {self.good_step} was put back"
         session.state.narrator.say(f"{session.stage.name} stopped at {session.stopped}")
 
-    def _log(self, losses: Mapping[str, float], norm: float, rate: float, tokens: int, seconds: float) -> None:
-        total = sum(term.scale * losses.get(term.name, 0.0) for term in self.session.terms)
+    def _log(self, losses: Mapping[str, float], noted: Mapping[str, float], norm: float, rate: float, tokens: int, seconds: float) -> None:
+        total = sum(term.scale * losses.get(term.name, 0.0) for term in (*self.session.terms, *self.session.stage.penalties))
         self._write_line(
             {
                 "loss": total,
                 "terms": dict(losses),
+                **({"gradients": dict(noted)} if noted else {}),
                 "gradient_norm": norm,
                 "learning_rate": rate,
                 "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
@@ -265,6 +276,15 @@ class Loop:
         row = {"stage": self.session.stage.name, "stage_index": state.stage_index, "step": self.step, **values}
         with (state.folder / "train.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _train_mode(subject: Subject, dropout: bool) -> None:
+    """Puts the model into training mode, and its dropout layers only if they are wanted."""
+    subject.model.train()
+    if not dropout:
+        for module in subject.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.eval()
 
 
 def _checkpoint_activations(subject: Subject, on: bool) -> None:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from excise.data.batches import Draw
+from excise.data.batches import Batches, Draw, PerSample
 from excise.data.encode import Encoded, encode
 from excise.data.example import Example
 from excise.errors import InputError
 from excise.reference import Needs, Reference
+from excise.stages.gradients import Loss
+from excise.stages.kept import recall
 from excise.stages.state import State
 from excise.stages.views import Views, Weigher, contrast_logp
 from excise.subject import ModelSpec, Subject, load
@@ -24,7 +26,7 @@ from excise.view import View
 from excise.weights.uniform import Uniform
 
 if TYPE_CHECKING:
-    from excise.stages.train import Side, Term, Train
+    from excise.stages.train import Penalty, Side, Term, Train
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Session:
     texts: dict[Side, list[Encoded]]
     alternatives: list[Encoded] | None
     weighers: dict[int, Weigher]
+    batches: Batches
     steps: int
     per_epoch: int
     stopped: str = ""
@@ -49,17 +52,15 @@ class Session:
     def build(stage: Train, state: State) -> Session:
         subject = state.subject
         sides: set[Side] = {term.data for term in stage.terms}
-        examples: dict[Side, tuple[Example, ...]] = {
-            "forget": state.side("forget") if "forget" in sides else (),
-            "retain": state.side("retain") if "retain" in sides else (),
-        }
+        forget, batches = _with_rephrasings(state.side("forget") if "forget" in sides else (), stage.batches)
+        examples: dict[Side, tuple[Example, ...]] = {"forget": forget, "retain": state.side("retain") if "retain" in sides else ()}
         texts: dict[Side, list[Encoded]] = {
             side: [encode(subject.tokenizer, subject.template, e, max_length=stage.max_length) for e in rows] for side, rows in examples.items()
         }
-        per_epoch = stage.batches.steps_per_epoch(len(texts["forget"]), len(texts["retain"]))
+        per_epoch = batches.steps_per_epoch(len(texts["forget"]), len(texts["retain"]))
         steps = stage.steps if stage.steps is not None else math.ceil(stage.epochs * per_epoch - 1e-9)
         views = Views(subject, state.precision)
-        session = Session(stage, state, views, stage.terms, texts, None, {}, steps, per_epoch)
+        session = Session(stage, state, views, stage.active_terms, texts, None, {}, batches, steps, per_epoch)
         session._resolve_objectives()
         session._prepare_alternatives(examples["forget"])
         session._prepare_reference()
@@ -152,29 +153,49 @@ class Session:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def draw(self, step: int) -> Draw:
-        return self.stage.batches.draw(step, len(self.texts["forget"]), len(self.texts["retain"]), self.state.seed)
+        return self.batches.draw(step, len(self.texts["forget"]), len(self.texts["retain"]), self.state.seed)
 
     def _text(self, term: Term, index: int) -> Encoded:
         text = self.texts[term.data][index]
-        return replace(text, start=1) if term.all_positions else text
+        return text if term.positions == "scored" else replace(text, start=1 if term.positions == "all" else 0)
 
-    def losses(self, draw: Draw, log: dict[str, float]) -> list[dict[str, Callable[[], Tensor]]]:
-        """One entry per micro-batch: side -> function that gives that side's weighted loss."""
-        parts: list[dict[str, Callable[[], Tensor]]] = [{} for _ in range(self.stage.accumulate)]
+    def losses(self, draw: Draw, log: dict[str, float]) -> list[Loss]:
+        """The losses of a step, micro-batch by micro-batch; terms that see the same positions of the same texts share one."""
+        parts: list[list[Loss]] = [[] for _ in range(self.stage.accumulate)]
         for side, drawn in (("forget", draw.forget), ("retain", draw.retain)):
-            indices = [i for i, term in enumerate(self.terms) if term.data == side and term.scale != 0.0]
-            for all_positions in (False, True):
-                chosen = [i for i in indices if self.terms[i].all_positions == all_positions]
-                if not chosen or not drawn:
-                    continue
+            for scale, chosen in self._groups(side) if drawn else ():
                 totals = (float(sum(self._text(self.terms[chosen[0]], i).scored for i in drawn)), float(len(drawn)))
                 for part, members in zip(parts, _divided(drawn, self.stage.accumulate), strict=True):
                     if members:
-                        key = f"{side} (all positions)" if all_positions else side
-                        part[key] = self._loss_of(chosen, members, totals, log)
-        return parts
+                        part.append(Loss(side, self._loss_of(chosen, members, totals, log, scale is None), scale))
+        parts[-1] += [Loss("adapter", self._penalty(penalty, log)) for penalty in self.stage.penalties]
+        return [loss for part in parts for loss in part]
 
-    def _loss_of(self, chosen: Sequence[int], members: Sequence[int], totals: tuple[float, float], log: dict[str, float]) -> Callable[[], Tensor]:
+    def _groups(self, side: str) -> list[tuple[float | None, list[int]]]:
+        """The terms of a side that share a forward pass, with the scale that they share where the gradients apply it."""
+        apart = side == "retain" and self.stage.unscaled
+        groups: dict[tuple[int, float | None], list[int]] = {}
+        for index, term in enumerate(self.terms):
+            if term.data == side:
+                order = ("scored", "all", "every").index(term.positions)
+                groups.setdefault((order, term.scale if apart else None), []).append(index)
+        return [(scale, groups[order, scale]) for order, scale in sorted(groups, key=lambda key: key[0])]
+
+    def _penalty(self, penalty: Penalty, log: dict[str, float]) -> Callable[[], Tensor]:
+        """A loss on the parameters themselves, compared with what an earlier stage left."""
+
+        def loss() -> Tensor:
+            known = recall(self.state, penalty.objective.reads)
+            parameters = {name: p for name, p in self.state.subject.model.named_parameters() if name in known}
+            value = penalty.objective(parameters, known)
+            log[penalty.name] = float(value.detach())
+            return penalty.scale * value
+
+        return loss
+
+    def _loss_of(
+        self, chosen: Sequence[int], members: Sequence[int], totals: tuple[float, float], log: dict[str, float], scaled: bool
+    ) -> Callable[[], Tensor]:
         terms = [self.terms[i] for i in chosen]
         texts = [self._text(terms[0], i) for i in members]
         alternatives = None
@@ -194,7 +215,7 @@ class Session:
             for index, term in zip(chosen, terms, strict=True):
                 value = term.objective(view, self._weights(index, texts, view))
                 log[term.name] = log.get(term.name, 0.0) + float(value.detach())
-                total = total + term.scale * value
+                total = total + (term.scale * value if scaled else value)
             return total
 
         return loss
@@ -204,6 +225,15 @@ class Session:
         if weigher is None:
             return torch.ones(len(view.model.row), device=self.state.subject.device)
         return weigher.of(texts)
+
+
+def _with_rephrasings(examples: Sequence[Example], batches: Batches) -> tuple[tuple[Example, ...], Batches]:
+    """The forget examples, followed by their rephrasings where the batches ask for some, and the batches that know of them."""
+    if not isinstance(batches, PerSample) or not batches.rephrasings:
+        return tuple(examples), batches
+    chosen = [example.paraphrased_prompts[: batches.rephrasings] for example in examples]
+    rephrased = [replace(e, id=f"{e.id}~{k}", prompt=p) for e, prompts in zip(examples, chosen, strict=True) for k, p in enumerate(prompts, start=1)]
+    return (*examples, *rephrased), batches.with_rephrasings([len(prompts) for prompts in chosen])
 
 
 def _divided(indices: Sequence[int], parts: int) -> list[Sequence[int]]:

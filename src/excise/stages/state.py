@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from excise.data.example import Benchmark, Example
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from excise.evaluation.score import Score
     from excise.subject import Subject
 
@@ -64,6 +66,8 @@ class State:
     """Tokens per forward pass where no gradient is kept."""
     stage_index: int = 0
     resume: bool = False
+    kept: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """Tensors that a stage left for later ones or for undoing it, by name; what has a folder lies there instead (`stages/kept.py`)."""
     prepared: dict[int, object] = field(default_factory=dict)
     """What stages computed in ``prepare``, by the identity of the stage."""
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -97,5 +101,8 @@ class Stage(Protocol):
     def structure(self, state: State) -> None:
         """Makes the stage's changes to the model's structure only (an adapter, an untied head), for a resumed run."""
         ...
+
+    # A stage may have ``changes(subject)``: the names of the parameters that it may change. One without may change every one, and
+    # then a run keeps them all between two stages.
 
     def __call__(self, state: State) -> None: ...
