@@ -14,7 +14,7 @@ from torch import Tensor
 import naive
 from excise import registry
 from excise.errors import InputError
-from excise.objectives import CEU, DPO, KL, NLL, NPO, RMU, UNDIAL, WGA, Ascent, Entropy, HiddenMSE, SatImp, SimNPO
+from excise.objectives import CEU, DPO, KL, NLL, NPO, RMU, UNDIAL, WGA, Ascent, CappedAscent, Entropy, HiddenCosine, HiddenMSE, SatImp, SimNPO
 from excise.objectives.steering import control_vector
 from excise.tokens import Scored
 from excise.view import View
@@ -26,6 +26,8 @@ Twin = Callable[[naive.Batch, naive.Batch], float]
 """(batch, what the stop-gradients look at) -> loss."""
 CASES: list[tuple[Any, Twin]] = [
     (Ascent(), lambda b, f: naive.ascent(b)),
+    (CappedAscent(), lambda b, f: naive.capped_ascent(b, 8.0)),
+    (CappedAscent(2.5), lambda b, f: naive.capped_ascent(b, 2.5)),
     (NLL(), lambda b, f: naive.nll(b)),
     (WGA(), lambda b, f: naive.wga(b, 1.0, f)),
     (WGA(5.0), lambda b, f: naive.wga(b, 5.0, f)),
@@ -33,6 +35,7 @@ CASES: list[tuple[Any, Twin]] = [
     (SatImp(0.5, 2.0), lambda b, f: naive.satimp(b, 0.5, 2.0, f)),
     (KL(), lambda b, f: naive.kl(b)),
     (KL(temperature=2.5), lambda b, f: naive.kl(b, 2.5)),
+    (KL(0.7, "all", "sequence"), lambda b, f: naive.kl_per_sequence(b, 0.7)),
     (UNDIAL(), lambda b, f: naive.undial(b, 10.0)),
     (UNDIAL(0.5), lambda b, f: naive.undial(b, 0.5)),
     (CEU(), lambda b, f: naive.ceu(b, 1, f)),
@@ -40,6 +43,8 @@ CASES: list[tuple[Any, Twin]] = [
     (CEU(2), lambda b, f: naive.ceu(b, 2, f)),
     (Entropy(), lambda b, f: naive.entropy_objective(b, -1)),
     (Entropy(1), lambda b, f: naive.entropy_objective(b, 1)),
+    (Entropy(-1, 1), lambda b, f: naive.entropy_objective(b, -1, 1)),
+    (HiddenCosine(LAYER), lambda b, f: naive.hidden_cosine(b)),
     (NPO(), lambda b, f: naive.npo(b, 0.1)),
     (NPO(3.0), lambda b, f: naive.npo(b, 3.0)),
     (SimNPO(), lambda b, f: naive.simnpo(b, 2.5, 0.0)),

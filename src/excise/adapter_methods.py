@@ -14,7 +14,6 @@ from excise.scope import Role, Scope
 from excise.stages.combine import AddSecondAdapter, CombineAdapters
 from excise.stages.gradients import ProjectConflicts, Sum
 from excise.stages.guard import Guard
-from excise.stages.optimise import Optimiser
 from excise.stages.state import Stage
 from excise.stages.surgery import NegateTaskVector, PruneRanks, RequireAdapter
 from excise.stages.train import Penalty, Term, Train
@@ -167,7 +166,9 @@ def maat(
 ) -> Method:
     """Adapter surgery in three phases: projected ascent, removal of rank dimensions and of the forget task vector, repair.
 
-    ``null`` switches a phase off. ``lr``, ``steps``, ``batch`` and ``modules`` are those of the ascent; the repair has its own. The model must be a LoRA adapter that holds the knowledge; it is never merged while it is edited.
+    ``null`` switches a phase off. ``lr``, ``steps``, ``batch`` and ``modules`` are those of the ascent; the repair has its own. ``weight``
+    is the weight of the forget answers' tokens in the ascent. The model must be a LoRA adapter that holds the knowledge; it is never
+    merged while it is edited.
 
     Paper: MAAT (arXiv 2605.30514), section 3.
 
@@ -175,7 +176,9 @@ def maat(
         state; no dropout; the adapter's own layers. Each can be switched back by a setting.
     """
     if training.lora is not None:
-        raise InputError("method.lora: maat edits the adapter that holds the knowledge, and a fresh one holds none: load that adapter, and leave lora out")
+        raise InputError(
+            "method.lora: maat edits the adapter that holds the knowledge, and a fresh one holds none: load that adapter, and leave lora out"
+        )
     stages: list[Stage] = [RequireAdapter()]
     if ascent is not None:
         stages.append(ascent.stage(training, weight))

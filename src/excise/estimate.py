@@ -9,6 +9,7 @@ import torch
 
 from excise.data.encode import Template, encode
 from excise.stages.adapters import AddAdapter
+from excise.stages.combine import AddSecondAdapter
 from excise.stages.state import State
 from excise.stages.train import Train
 from excise.subject import Subject, outline
@@ -54,11 +55,13 @@ def estimate(recipe: Recipe) -> Estimate:
     found: list[Estimate] = []
     for _, stages in recipe.methods():
         for stage in stages:
-            if isinstance(stage, AddAdapter):
+            if isinstance(stage, (AddAdapter, AddSecondAdapter)):
                 stage.prepare(state)
                 stage.structure(state)
             elif isinstance(stage, Train):
                 found.append(_of_stage(stage, state))
+            else:
+                stage.check(state)
     if not found:
         found.append(_sizes(subject, 0, 0, 0, 0, 0, False))
     return max(found, key=lambda e: e.total_mb)

@@ -76,7 +76,9 @@ def factors_of(
         require_layer(layer, subject.depth)
         if not any(f.layer == layer for f in everything):
             there = sorted({f.layer for f in everything})
-            raise InputError(f"{setting.rpartition('.')[0] or 'the stage'}: the adapter has nothing in layer {layer}; it adapts layers {_ranges(there)}")
+            raise InputError(
+                f"{setting.rpartition('.')[0] or 'the stage'}: the adapter has nothing in layer {layer}; it adapts layers {_ranges(there)}"
+            )
     return [f for f in everything if (modules is None or f.role in modules) and (layers is None or f.layer in layers)]
 
 
@@ -86,9 +88,7 @@ def _all_factors(subject: Subject) -> list[Factors]:
 
     model = subject.model
     if not isinstance(model, PeftModel):
-        raise InputError(
-            f"{subject.source}: this model has no LoRA adapter to edit (one that was merged has become part of the model and cannot be edited): {LOAD_IT}"
-        )
+        raise InputError(f"{subject.source}: this model has no LoRA adapter to edit (one that was merged has become part of the model): {LOAD_IT}")
     if len(model.active_adapters) != 1:
         raise InputError(f"{subject.source}: {len(model.active_adapters)} adapters are active, and one can be edited: combine them, or load one")
     name = model.active_adapters[0]

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 import torch
 import transformers.utils.logging as transformers_logging
-from peft import PeftModel
+from peft import PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as validated
@@ -178,6 +178,8 @@ def outline(model: str | Path | ModelSpec) -> Subject:
         config = AutoConfig.from_pretrained(where.base, revision=spec.revision, trust_remote_code=spec.trust_remote_code, **options)
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config, trust_remote_code=spec.trust_remote_code, dtype=DTYPES.get(spec.dtype, torch.float32))
+            if where.adapter is not None:
+                network = cast(PeftModel, get_peft_model(network, PeftConfig.from_pretrained(where.adapter)))
         tokenizer = AutoTokenizer.from_pretrained(
             where.adapter or where.base, revision=spec.revision, trust_remote_code=spec.trust_remote_code, **options
         )
