@@ -390,6 +390,30 @@ def test_the_singular_basis_means_the_same_however_the_adapter_is_written(tmp_pa
         torch.testing.assert_close(a.product(), b.product(), rtol=1e-3, atol=1e-4)
 
 
+def test_the_task_vector_is_that_of_the_adapter_before_the_run(tmp_path: Path) -> None:
+    for basis in ("lora", "svd"):
+        for before in ("run", "stage"):
+            subject = shaped("llama", tmp_path / f"{basis}-{before}")
+            start = {f.place: f.product() for f in factors_of(subject)}
+            stage = NegateTaskVector(share=1.0, before=cast(Any, before), basis=cast(Any, basis))
+            state = State(subject, small_benchmark())
+            stage.prepare(state)
+            with torch.no_grad():
+                for f in factors_of(subject):
+                    f.b.mul_(1.5)  # what an ascent might have done
+            stage(state)
+            for f in factors_of(subject):  # all of it is taken away but what was added since
+                torch.testing.assert_close(f.product(), (0.5 if before == "run" else 0.0) * start[f.place], rtol=1e-3, atol=1e-5)
+
+
+def test_dimensions_that_were_pruned_are_not_negated() -> None:
+    subject = with_adapter(small_subject())
+    state = run(subject, [PruneRanks(fraction=0.5), NegateTaskVector(share=1.0, rank_by="contrast")])
+    for place, ranks in state.records[1]["ranks"].items():
+        assert sorted([*ranks, *state.records[0]["ranks"].get(place, [])]) == [0, 1, 2, 3]
+    assert all(not f.b[:, k].any() for f in factors_of(subject) for k in state.records[0]["ranks"].get(f.place, []))
+
+
 def test_contrast_takes_the_retain_scores_off() -> None:
     ranks: dict[str, dict[str, list[int]]] = {}
     data = small_benchmark()
@@ -408,6 +432,19 @@ def test_contrast_takes_the_retain_scores_off() -> None:
 # The whole ------------------------------------------------------------------------------------------------------------
 
 
+class Looking:
+    """A stage that remembers the model as it found it, then does what another stage does."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.check, self.prepare, self.structure, self.changes = stage.check, stage.prepare, stage.structure, cast(Any, stage).changes
+        self.seen: dict[str, Tensor] = {}
+
+    def __call__(self, state: State) -> None:
+        self.seen = values(state.subject)
+        self.stage(state)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_phases_run_and_undo_goes_back_step_by_step(kind: Kind, tmp_path: Path) -> None:
     subject = shaped(kind, tmp_path)
@@ -416,14 +453,18 @@ def test_all_phases_run_and_undo_goes_back_step_by_step(kind: Kind, tmp_path: Pa
     ascended = values(subject)
     assert not equal(ascended, start)
     subject = load(str(tmp_path / "adapter"))
-    state = run(subject, stages_of(**QUICK), tmp_path / "run", seed=5)
+    stages = stages_of(**QUICK)
+    looking = Looking(stages[2])
+    state = run(subject, [*stages[:2], cast(Stage, looking), *stages[3:]], tmp_path / "run", seed=5)
+    for name, value in looking.seen.items():
+        torch.testing.assert_close(value, ascended[name], rtol=1e-3, atol=1e-4)
     assert [record["name"] for record in state.records] == ["ascent", "prune_ranks", "negate_task_vector", "repair"]
     again = load(save(subject, tmp_path / "saved", provenance={}))
     assert torch.equal(logits(again), logits(subject))
     before_negation = load(save(subject, tmp_path / "other", provenance={}))
     assert undo(before_negation, tmp_path / "run", stage=3) == ["003-negate_task_vector"]
     assert undo(subject, tmp_path / "run") == ["003-negate_task_vector", "002-prune_ranks"]
-    assert equal(values(subject), ascended)
+    assert equal(values(subject), looking.seen)
     cut = {f.place: f for f in factors_of(before_negation)}
     for place, ranks in state.records[1]["ranks"].items():
         assert not cut[place].b[:, ranks].any()
@@ -473,6 +514,7 @@ def test_every_phase_can_be_switched_off(phase: str) -> None:
     assert [r["name"] for r in state.records] == [name for key, name in names.items() if key != phase]
 
 
+@pytest.mark.slow
 def test_a_run_in_redacted_form_keeps_nothing_that_brings_the_knowledge_back(tmp_path: Path, cache: Path) -> None:
     from excise.recipe import Recipe
     from excise.run import unlearn

@@ -69,13 +69,12 @@ class Ascend:
         (train,) = replace(training, lora=None).stages(
             Term(Ascent() if self.cap is None else CappedAscent(self.cap), "forget", weight=weight),
             Term(KL(self.temperature, self.positions, "sequence"), "retain", self.anchor),
-            scope=Scope(modules=self.modules, adapter="only"),
         )
         assert isinstance(train, Train)
         return replace(
             train,
             name="ascent",
-            scope=replace(train.scope, adapter="only"),
+            scope=Scope(training.layers, self.modules or training.modules, "only"),
             gradients=ProjectConflicts() if self.project else Sum(),
             optimiser=replace(train.optimiser, lr=self.lr or training.lr or 1e-5, schedule=self.schedule, warmup=self.warmup, moments=self.moments),
             batches=train.batches if self.paired else PerSample(self.steps, self.retain_batch, self.rephrasings, self.rephrased_steps),

@@ -129,10 +129,13 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 @torch.no_grad()
-def to_singular_basis(factors: Factors) -> None:
+def to_singular_basis(factors: Factors) -> Float[Tensor, "rank rank"]:
     """Rotates B A into its singular basis: the same product, and rank dimension k is its k-th singular direction.
 
     B = U sqrt(S) and A = sqrt(S) V^T, computed in float64; each direction's first largest entry of U is positive.
+
+    Returns:
+        M with (new B) = (old B) M, for other values of B that are to follow; a direction of singular value 0 has a column of zeros.
     """
     q_b, r_b = torch.linalg.qr(factors.b.double())
     q_a, r_a = torch.linalg.qr(factors.a.double().T)
@@ -141,8 +144,13 @@ def to_singular_basis(factors: Factors) -> None:
     sign = left.gather(0, left.abs().argmax(0, keepdim=True)).sign().flatten()
     sign[sign == 0] = 1.0
     root = s.sqrt()
-    factors.b.copy_(left * (sign * root))
-    factors.a.copy_(right * (sign * root)[:, None])
+    found = len(s)  # less than the rank where a side of the matrix is shorter than it
+    factors.b.zero_()[:, :found] = (left * (sign * root)).to(factors.b.dtype)
+    factors.a.zero_()[:found] = (right * (sign * root)[:, None]).to(factors.a.dtype)
+    inverse = torch.where(s > s.max() * 1e-10, sign / root.clamp_min(1e-300), torch.zeros_like(root))
+    change = torch.zeros(factors.rank, factors.rank, dtype=torch.float64, device=factors.b.device)
+    change[:, :found] = r_a.T @ v.T * inverse
+    return change
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 
 from excise.errors import InputError
 from excise.lora import factors_of
@@ -71,6 +72,14 @@ class AddSecondAdapter:
         return LoraConfig(**{name: getattr(own, name) for name in (*names, "use_rslora", "exclude_modules", "task_type")})
 
 
+def _unscaled(model: PeftModel) -> None:
+    """Scaling 1 for the combination, whose numbers hold those of both parts; PEFT keeps the rank-stabilised scaling of the first."""
+    model.peft_config[COMBINED].use_rslora = False  # type: ignore[attr-defined]
+    for module in model.modules():
+        if isinstance(module, LoraLayer) and COMBINED in module.lora_A:
+            module.scaling[COMBINED] = 1.0
+
+
 @dataclass(frozen=True)
 class CombineAdapters:
     """Makes one adapter of the model's own and the second: B A + weight x B' A', exactly, by stacking their rank dimensions.
@@ -101,6 +110,7 @@ class CombineAdapters:
             else:
                 model.add_weighted_adapter([*own, SECOND], [*([1.0] * len(own)), self.weight], COMBINED, combination_type="cat")
                 model.set_adapter(COMBINED)
+                _unscaled(model)
             for name in [name for name in model.peft_config if name not in model.active_adapters]:
                 model.delete_adapter(name)
         model.requires_grad_(False)

@@ -101,8 +101,17 @@ class Session:
         if not needs:
             return
         self.views.reference = reference = Reference(self.state.subject, needs, self.state.precision, self.state.max_tokens)
+        if (other := self._earlier_reference()) is not None:
+            reference.head, reference.bias, reference.features = other.head, other.bias, other.features
         wanted = self._scheduled_texts(lambda term: bool(term.reads_reference))
         self._narrated("remembering what the model says before it is changed", len(wanted), lambda advance: reference.remember(wanted, advance))
+
+    def _earlier_reference(self) -> Reference | None:
+        """That of another stage of this run which looks at logits of the same model: its copy of the head serves both."""
+        if self.stage.reference != "run":
+            return None
+        others = [session.views.reference for session in self.state.prepared.values() if isinstance(session, Session)]
+        return next((other for other in others if other is not None and other.head is not None), None)
 
     def _scheduled_texts(self, reads: Callable[[Term], bool]) -> list[Encoded]:
         """The texts that the terms in question will see in this stage, each once."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -110,7 +111,7 @@ class PruneRanks:
         return _names(self.factors(subject)) if self.fraction > 0 else []
 
     def __call__(self, state: State) -> None:
-        def cut(factors: Factors, ranks: list[int]) -> None:
+        def cut(factors: Factors, ranks: list[int], _change: Tensor | None) -> None:
             factors.b[:, ranks] = 0.0
             factors.a[ranks, :] = 0.0
 
@@ -120,7 +121,10 @@ class PruneRanks:
 
 @dataclass(frozen=True)
 class NegateTaskVector:
-    """Takes the forget task vector away: tau = B on the columns that the forget answers pull at most, and B <- B - strength tau.
+    """Takes the forget task vector away: B <- B - strength tau, with tau the B of before the run on the columns that matter.
+
+    These are the floor(share x rank), at least one, columns that the forget answers pull at most in each module. What an ascent has
+    changed since the run began stays.
 
     Paper: MAAT (arXiv 2605.30514, section 3.2); Ilharco et al. 2023, "Editing Models with Task Arithmetic" (arXiv 2212.04089).
     """
@@ -129,6 +133,8 @@ class NegateTaskVector:
     """Share of the rank dimensions of each module that make up the task vector; at least one."""
     strength: float = 1.0
     """How much of it is taken away: 1 removes it, 2 reverses it, 0 does nothing. The paper: 1 for Llama, .05 for Gemma."""
+    before: Literal["run", "stage"] = "run"
+    """Whose B the task vector is: that of the adapter before the run, or before this stage."""
     modules: tuple[Role, ...] | None = None
     """Roles of the modules; None: all that the adapter has."""
     layers: tuple[int, ...] | None = None
@@ -160,6 +166,8 @@ class NegateTaskVector:
 
     def prepare(self, state: State) -> None:
         self.check(state)
+        if self.active and self.before == "run":
+            state.prepared[id(self)] = {f.b_name: f.b.detach().clone() for f in self.factors(state.subject)}
 
     def structure(self, state: State) -> None:
         """Only values change."""
@@ -169,10 +177,14 @@ class NegateTaskVector:
 
     def __call__(self, state: State) -> None:
         vector: dict[str, Tensor] = {}
+        before = cast("dict[str, Tensor]", state.prepared.pop(id(self), {}))
 
-        def subtract(factors: Factors, ranks: list[int]) -> None:
+        def subtract(factors: Factors, ranks: list[int], change: Tensor | None) -> None:
+            known = before.get(factors.b_name, factors.b.detach().clone())
+            if change is not None and factors.b_name in before:
+                known = (known.double() @ change).to(known.dtype)
             tau = torch.zeros_like(factors.b)
-            tau[:, ranks] = factors.b[:, ranks]
+            tau[:, ranks] = known[:, ranks]
             vector[factors.b_name] = tau
             factors.b.sub_(tau, alpha=self.strength)
 
@@ -193,7 +205,7 @@ def _edit(
     share: float,
     basis: Literal["lora", "svd"],
     ranking: Ranking,
-    change: Callable[[Factors, list[int]], None],
+    change: Callable[[Factors, list[int], Tensor | None], None],
 ) -> None:
     """Ranks the dimensions, keeps what will be replaced, changes the chosen ones, and writes the stage's record."""
     begun = time.perf_counter()
@@ -201,17 +213,21 @@ def _edit(
     tokens = 0
     if factors:
         keep_before(state, name, {key: p for f in factors for key, p in ((f.a_name, f.a), (f.b_name, f.b))})
-        if basis == "svd":
-            for f in factors:
-                to_singular_basis(f)
+        rotated = {f.place: to_singular_basis(f) for f in factors} if basis == "svd" else {}
         scores, tokens = ranking.scores(state, factors)
-        ranks = chosen_ranks(scores, share)
+        ranks = chosen_ranks({f.place: _without_pruned(scores[f.place], f) for f in factors}, share)
+        ranks = {f.place: [k for k in ranks[f.place] if f.a[k].any()] for f in factors}
         with torch.no_grad():
             for f in factors:
-                change(f, ranks[f.place])
+                change(f, ranks[f.place], rotated.get(f.place))
         touched = sum(map(len, ranks.values()))
         state.plan.append(f"{name}: {touched} of {sum(f.rank for f in factors)} rank dimensions in {len(factors)} modules")
     state.records.append(_record(state, name, factors, time.perf_counter() - begun, tokens, ranks))
+
+
+def _without_pruned(scores: Tensor, factors: Factors) -> Tensor:
+    """The scores, with the dimensions that an earlier pruning has emptied last."""
+    return scores.masked_fill(~factors.a.detach().any(dim=1), -math.inf)
 
 
 def _record(state: State, name: str, factors: Sequence[Factors], seconds: float, tokens: int, ranks: Mapping[str, list[int]]) -> dict[str, Any]:
