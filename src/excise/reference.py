@@ -89,7 +89,7 @@ class Reference:
             key = key_of(member)
             if self.needs.logp:
                 self.logp[key] = logp[i].clone()
-            if self.needs.logits:
+            if self.needs.logits and key not in self.features:  # another stage of the run may have them, in other bits
                 self.features[key] = features[i].to(torch.bfloat16 if half else features[i].dtype, copy=True)
         for layer, states in scored.hidden.items():
             for member, part in zip(members, torch.split(states, [m.scored for m in members]), strict=True):
