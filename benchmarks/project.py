@@ -1,11 +1,12 @@
 """What projecting gradients costs: time and memory of a projected step against a plain ascent step at equal tokens.
 
-    python -m benchmarks.project [--model embedded:smollm2] [--steps 8] [--repeats 3] [--json FILE]
+    python -m benchmarks.project [--model embedded:smollm2] [--steps 8] [--repeats 3] [--whole] [--json FILE]
 
 A plain step sees n forget texts, a projected one n forget and n retain texts of the same lengths. Two ways of projecting are
 measured: one forward and one backward pass for each side, one after the other (what ``ProjectConflicts`` does), and one
 forward pass over both sides with two backward passes through its graph. Each case runs in a process of its own; cases are repeated
-in turn, and the best time of each counts, because other work on the machine can only make a step slower.
+in turn, and the best time of each counts, because other work on the machine can only make a step slower. ``--whole`` measures all phases
+of maat on 50 + 50 items (1 step for each item, 40 repair steps) instead, beside three epochs of ordinary LoRA training on the 50.
 """
 
 from __future__ import annotations
@@ -15,76 +16,88 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from excise.data.encode import encode
+from excise.data.example import Benchmark, Example
+from excise.methods import Training
+from excise.objectives import KL, NLL, Ascent
+from excise.objectives.distance import kl_divergence
+from excise.recipe import build_methods
+from excise.scope import Scope
+from excise.stages.adapters import AddAdapter
+from excise.stages.gradients import ProjectConflicts, Sum
+from excise.stages.guard import Guard
+from excise.stages.loop import peak_memory_mb
+from excise.stages.state import State
+from excise.stages.train import Term, Train
+from excise.subject import load
+from excise.tokens import autocast, collate, layout_of, resolve_precision, score
+
 SENTENCE = "the river runs north of the old town where a painter lived and wrote about ships that came in from far away"
 CASES = ("plain ascent", "plain training on retain", "projected", "projected, one shared forward graph")
+WHOLE = ("plain LoRA training", "maat")
 
 
-def measure(model: str, case: str, steps: int, batch: int, length: int) -> dict[str, float]:
-    """Seconds per step and peak memory of one case, in this process, on a rank-16 adapter in all layers."""
-    import torch
-
-    from excise.data.example import Benchmark, Example
-    from excise.methods import Training
-    from excise.objectives import KL, NLL, Ascent
-    from excise.scope import Scope
-    from excise.stages.adapters import AddAdapter
-    from excise.stages.gradients import ProjectConflicts, Sum
-    from excise.stages.guard import Guard
-    from excise.stages.loop import peak_memory_mb
-    from excise.stages.state import State
-    from excise.stages.train import Term, Train
-    from excise.subject import load
-    from excise.tokens import resolve_precision
-
+def with_adapter(model: str, examples: int, length: int) -> State:
+    """The model with a rank-16 adapter in all layers, and texts of equal length on both sides."""
     subject = load(model)
     words = SENTENCE.split()
 
     def texts(side: str, shift: int) -> tuple[Example, ...]:
-        """Texts of equal length on both sides."""
-        return tuple(
-            Example(f"{side}{i}", f"What is {side} number {i}?", " ".join(words[(i * 7 + j + shift) % len(words)] for j in range(length)))
-            for i in range(4 * batch)
-        )
+        answers = [" ".join(words[(i * 7 + j + shift) % len(words)] for j in range(length)) for i in range(examples)]
+        return tuple(Example(f"{side}{i}", f"What is {side} number {i}?", answer) for i, answer in enumerate(answers))
 
     data = Benchmark("equal", {"forget": texts("forget", 0), "retain": texts("retain", 3)})
     state = State(subject, data, precision=resolve_precision("auto", subject.device))
     adapter = AddAdapter()
     adapter.prepare(state)
     adapter(state)
+    return state
+
+
+def measure(model: str, case: str, steps: int, batch: int, length: int) -> dict[str, float]:
+    """Seconds per step and peak memory of one case, in this process."""
+    if case in WHOLE:
+        return measure_whole(model, case)
+    state = with_adapter(model, 4 * batch, length)
     terms = {
         "plain ascent": (Term(Ascent(), "forget"),),
         "plain training on retain": (Term(NLL(), "retain"),),
     }.get(case, (Term(Ascent(), "forget"), Term(KL(0.7), "retain", 0.0)))
-    projecting = case.startswith("projected")
     training = Training(steps=steps, batch=batch, lr=1e-6, guard=Guard(every=0), checkpoint_every=0)
     (stage,) = training.stages(*terms, scope=Scope(adapter="only"))
     assert isinstance(stage, Train)
-    gradients: Any = ProjectConflicts() if projecting else Sum()
     if case == "projected, one shared forward graph":
         return _shared(state, stage, steps)
-    from dataclasses import replace
-
-    stage = replace(stage, gradients=gradients)
+    stage = replace(stage, gradients=ProjectConflicts() if case == "projected" else Sum())
     stage.prepare(state)
-    torch.manual_seed(0)
     begun = time.perf_counter()
     stage(state)
     seconds = (time.perf_counter() - begun) / steps
-    return {"seconds_per_step": seconds, "peak_mb": peak_memory_mb(subject.device), "tokens_per_step": state.records[-1]["tokens"] / steps}
+    return {"seconds_per_step": seconds, "peak_mb": peak_memory_mb(state.subject.device), "tokens_per_step": state.records[-1]["tokens"] / steps}
 
 
-def _shared(state: Any, stage: Any, steps: int) -> dict[str, float]:
+def measure_whole(model: str, case: str) -> dict[str, float]:
+    """Seconds of each phase of maat on 50 + 50 items (1 step for each, 40 repair steps), or of three epochs of ordinary LoRA training."""
+    state = with_adapter(model, 50, 12)
+    settings: dict[str, Any] = {"ascent": {"steps": 1}, "repair": {"steps": 40}} if case == "maat" else {"epochs": 3, "guard": {"every": 0}}
+    stages = [stage for _, part in build_methods("maat" if case == "maat" else "retain_only", settings) for stage in part]
+    begun = time.perf_counter()
+    for stage in stages:
+        stage.prepare(state)
+    for stage in stages:
+        stage(state)
+    found = {"seconds": time.perf_counter() - begun, "peak_mb": peak_memory_mb(state.subject.device)}
+    return {**found, **{record["name"]: record["seconds"] for record in state.records}}
+
+
+def _shared(state: State, stage: Train, steps: int) -> dict[str, float]:
     """The same steps with both sides packed into one line, and two backward passes through one graph."""
-    import torch
-
-    from excise.data.encode import encode
-    from excise.objectives.distance import kl_divergence
-    from excise.stages.loop import peak_memory_mb
-    from excise.tokens import autocast, collate, layout_of, score
-
     subject, precision = state.subject, state.precision
     sides = {s: [encode(subject.tokenizer, subject.template, e) for e in state.side(s)] for s in ("forget", "retain")}
     layout = layout_of(subject)
@@ -126,6 +139,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=40, help="words of each answer")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--case")
     arguments = parser.parse_args()
@@ -135,17 +149,23 @@ def main() -> None:
         return
     found: dict[str, dict[str, float]] = {}
     for _ in range(arguments.repeats):
-        for case in CASES:
+        for case in WHOLE if arguments.whole else CASES:
             command = [sys.executable, "-m", "benchmarks.project", *shape, "--case", case]
             now = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
             best = found.setdefault(case, dict(now))
             for key, value in now.items():
                 best[key] = min(best[key], value)
-    plain = found["plain ascent"]
-    print(f"{'case':<38}{'s/step':>8}{'tokens':>8}{'x plain':>9}{'peak MiB':>10}{'x plain':>9}")
-    for case, row in found.items():
-        speed, memory = row["seconds_per_step"] / plain["seconds_per_step"], row["peak_mb"] / plain["peak_mb"]
-        print(f"{case:<38}{row['seconds_per_step']:>8.2f}{row['tokens_per_step']:>8.0f}{speed:>9.2f}{row['peak_mb']:>10.0f}{memory:>9.2f}")
+    if arguments.whole:
+        for case, row in found.items():
+            phases = ", ".join(f"{name} {row[name]:.0f} s" for name in row if name not in ("seconds", "peak_mb"))
+            print(f"{case}: {row['seconds']:.0f} s, {row['peak_mb']:.0f} MiB ({phases})")
+        print(f"memory of maat x {found['maat']['peak_mb'] / found[WHOLE[0]]['peak_mb']:.2f} of plain LoRA training")
+    else:
+        plain = found["plain ascent"]
+        print(f"{'case':<38}{'s/step':>8}{'tokens':>8}{'x plain':>9}{'peak MiB':>10}{'x plain':>9}")
+        for case, row in found.items():
+            speed, memory = row["seconds_per_step"] / plain["seconds_per_step"], row["peak_mb"] / plain["peak_mb"]
+            print(f"{case:<38}{row['seconds_per_step']:>8.2f}{row['tokens_per_step']:>8.0f}{speed:>9.2f}{row['peak_mb']:>10.0f}{memory:>9.2f}")
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=2) + "\n")
 
