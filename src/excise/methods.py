@@ -267,11 +267,16 @@ def compose(training: Training, terms: tuple[Any, ...]) -> Method:
 _alone: tuple[Callable[..., Method], ...] = (ga, graddiff, ga_kl, wga, npo, simnpo, dpo, undial, satimp, ceu, rmu, compose)
 _by_token: tuple[Callable[..., Method], ...] = (ga_kl, wga, npo, rmu)
 
-METHODS: dict[str, Callable[..., Method] | str] = {
+_own: dict[str, Callable[..., Method] | str] = {
     function.__name__: function
     for function in (
         *_alone,
         *(_token_level(partner, "hard") for partner in _by_token),
         *(_token_level(partner, "soft") for partner in _by_token),
     )
-} | {name: f"excise.adapter_methods:{name}" for name in ("maat", "adapter_negation", "retain_only")}
+}
+
+METHODS: dict[str, Callable[..., Method] | str] = {
+    **_own,
+    **{name: f"excise.adapter_methods:{name}" for name in ("maat", "adapter_negation", "retain_only")},
+}

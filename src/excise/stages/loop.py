@@ -19,7 +19,7 @@ from excise.data.encode import Encoded, encode
 from excise.errors import InputError
 from excise.evaluation.score import Score
 from excise.reference import key_of
-from excise.scope import places_of
+from excise.scope import Role, places_of
 from excise.stages.checkpoint import Checkpoints, Loaded, Snapshot, truncate_log
 from excise.stages.guard import Vital
 from excise.stages.optimise import float32_masters
@@ -81,7 +81,8 @@ class Loop:
         self.settings = stage.optimiser.resolved(sum(p.numel() for p in state.subject.base.parameters()), state.subject.is_adapter)
         if stage.optimiser.lr is None:
             state.plan.append(f"{stage.name}: learning rate {self.settings.lr:g}, by the model's size")
-        roles = {name: role for name, (_, role) in places_of(state.subject).items()} if self.settings.factors else {}
+        places = places_of(state.subject) if self.settings.factors else {}
+        roles: dict[str, Role | None] = {name: role for name, (_, role) in places.items()}
         self.optimiser = self.settings.build(self.settings.groups(self.parameters, roles))
         self.noted: dict[str, float] = {}
         folder = state.folder / "checkpoints" if state.folder is not None else None

@@ -89,7 +89,8 @@ class PruneRanks:
         modules = self.modules
         if modules is None:
             have = [f.role for f in factors_of(subject)]
-            modules = tuple(role for role in MLP if role in have)
+            chosen: list[Role] = [role for role in MLP if role in have]
+            modules = tuple(chosen)
             if not modules:
                 raise InputError(
                     f"prune.modules: the adapter has nothing on MLP modules ({', '.join(MLP)}), which are pruned unless others are named; "
