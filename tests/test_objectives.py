@@ -27,7 +27,7 @@ Twin = Callable[[naive.Batch, naive.Batch], float]
 CASES: list[tuple[Any, Twin]] = [
     (Ascent(), lambda b, f: naive.ascent(b)),
     (CappedAscent(), lambda b, f: naive.capped_ascent(b, 8.0)),
-    (CappedAscent(2.5), lambda b, f: naive.capped_ascent(b, 2.5)),
+    (CappedAscent(3.0), lambda b, f: naive.capped_ascent(b, 3.0)),
     (NLL(), lambda b, f: naive.nll(b)),
     (WGA(), lambda b, f: naive.wga(b, 1.0, f)),
     (WGA(5.0), lambda b, f: naive.wga(b, 5.0, f)),

@@ -139,7 +139,7 @@ def to_singular_basis(factors: Factors) -> Float[Tensor, "rank rank"]:
     """
     q_b, r_b = torch.linalg.qr(factors.b.double())
     q_a, r_a = torch.linalg.qr(factors.a.double().T)
-    u, s, v = torch.linalg.svd(r_b @ r_a.T)
+    u, s, v = torch.linalg.svd(r_b @ r_a.T, full_matrices=False)
     left, right = q_b @ u, v @ q_a.T
     sign = left.gather(0, left.abs().argmax(0, keepdim=True)).sign().flatten()
     sign[sign == 0] = 1.0
