@@ -6,7 +6,7 @@ import gc
 import itertools
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -194,10 +194,7 @@ class _Run:
         if self.recipe.evaluation.retrained is None:
             return None
         self.narrator.say(PHASES["retrained"])
-        path = Path(self.recipe.evaluation.retrained)
-        inner = path / "model"
-        spec = cast(ModelSpec, self.recipe.model_spec())
-        twin = load(ModelSpec(path=str(inner if inner.is_dir() else path), template=spec.template, system=spec.system))
+        twin = load(twin_spec(self.recipe))
         records, scores = self._collect(twin, benchmark, None)
         self._keep("retrained", records, {**scores, **score(records, self.suite, records)})
         self._attack(twin, benchmark, TWIN)
@@ -282,10 +279,23 @@ PHASES = {
 }
 
 
-def run_stages(state: State, stages: list[Stage]) -> None:
+def twin_spec(recipe: Recipe) -> ModelSpec:
+    """Which model the recipe's twin is, used like the recipe's own model."""
+    path = Path(recipe.evaluation.retrained or "")
+    inner = path / "model"
+    spec = cast(ModelSpec, recipe.model_spec())
+    return ModelSpec(path=str(inner if inner.is_dir() else path), template=spec.template, system=spec.system)
+
+
+def run_stages(state: State, stages: Sequence[Stage]) -> None:
     """Runs the stages of a method in order, going on from the last checkpoint where the state says so."""
-    assert state.folder is not None
-    checkpoints = Checkpoints(state.folder / "checkpoints")
+    if state.checkpoint_folder is None:
+        for stage in stages:
+            stage.prepare(state)
+        for state.stage_index, stage in enumerate(stages):
+            stage(state)
+        return
+    checkpoints = Checkpoints(state.checkpoint_folder)
     saved = checkpoints.newest() if state.resume else None
     done = saved.stage if saved is not None else 0
     for stage in stages[done:]:
@@ -301,7 +311,7 @@ def run_stages(state: State, stages: list[Stage]) -> None:
         checkpoints.write(index + 1, 0, every, notes={"records": state.records, "plan": state.plan})
 
 
-def _catch_up(state: State, finished: list[Stage], saved: Loaded | None) -> None:
+def _catch_up(state: State, finished: Sequence[Stage], saved: Loaded | None) -> None:
     """Repeats the changes of structure of the finished stages and puts their weights back."""
     for stage in finished:
         stage.structure(state)
@@ -310,7 +320,7 @@ def _catch_up(state: State, finished: list[Stage], saved: Loaded | None) -> None
         state.records, state.plan = list(saved.notes["records"]), list(saved.notes["plan"])
 
 
-def _changes(stages: list[Stage], state: State, name: str) -> bool:
+def _changes(stages: Sequence[Stage], state: State, name: str) -> bool:
     """Whether any of the stages may have changed a parameter: unknown kinds of stages may have changed every one."""
     return any(not isinstance(stage, Train) or name in stage.scope.names(state.subject) for stage in stages)
 

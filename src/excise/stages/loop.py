@@ -33,7 +33,7 @@ def run_session(session: Session) -> None:
     if not state.subject.is_adapter:
         require_trainable_in_full(state.subject)
     begun = time.perf_counter()
-    checkpoints = Checkpoints(state.folder / "checkpoints") if state.folder is not None else None
+    checkpoints = Checkpoints(state.checkpoint_folder) if state.checkpoint_folder is not None else None
     saved = checkpoints.newest() if checkpoints is not None and state.resume else None
     with stage.scope.trainable(state.subject) as parameters, float32_masters(_masters(state, parameters)):
         loop = Loop(session, parameters, checkpoints)
@@ -80,7 +80,7 @@ class Loop:
         if stage.optimiser.lr is None:
             state.plan.append(f"{stage.name}: learning rate {self.settings.lr:g}, by the model's size")
         self.optimiser = self.settings.build(self.trained)
-        folder = state.folder / "checkpoints" if state.folder is not None else None
+        folder = state.checkpoint_folder
         self.good, self.best = Snapshot(folder, f"good-{state.stage_index}"), Snapshot(folder, f"best-{state.stage_index}")
         self.good_step = 0
         self.best_value: float | None = None

@@ -57,6 +57,8 @@ class State:
     precision: Literal["float32", "bfloat16"] = "float32"
     folder: Path | None = None
     """Work folder for checkpoints and train.jsonl; None keeps everything in memory."""
+    checkpoints: bool = True
+    """Whether there are checkpoints in the folder; a short run that starts anew after a kill needs none."""
     narrator: Narrator = field(default_factory=Silent)
     evaluate: Callable[[Subject], Mapping[str, Score]] | None = None
     """Scores the model in passing; what a training stage calls every k steps."""
@@ -70,6 +72,11 @@ class State:
     """One entry per finished stage, for result.json."""
     plan: list[str] = field(default_factory=list)
     """What was resolved on the way (layers, coefficients), in plain words."""
+
+    @property
+    def checkpoint_folder(self) -> Path | None:
+        """Where checkpoints lie; None where there are none."""
+        return self.folder / "checkpoints" if self.folder is not None and self.checkpoints else None
 
     def side(self, name: Literal["forget", "retain"]) -> tuple[Example, ...]:
         """The examples of one side of the training data."""
