@@ -19,7 +19,7 @@ from excise.scope import Role, Scope, Window
 from excise.settings import refuse_unknown
 from excise.stages.adapters import AddAdapter
 from excise.stages.guard import Guard
-from excise.stages.optimise import Optimiser
+from excise.stages.optimise import Kind, Optimiser
 from excise.stages.state import Stage
 from excise.stages.train import Term, Train
 from excise.view import Objective, Weight
@@ -48,6 +48,8 @@ class Training:
     warmup: float = 0.2
     """Share of the steps in which the learning rate goes up (one of five epochs)."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
+    optimiser: Kind = "adamw"
+    """adamw, adamw_8bit (bitsandbytes: moments in a quarter of the memory) or sgd."""
     weight_decay: float = 0.0
     clip: float | None = 1.0
     """Highest norm of the gradient."""
@@ -76,7 +78,7 @@ class Training:
         train = Train(
             terms=terms,
             scope=own if scope is None or own != Scope() else scope,
-            optimiser=Optimiser(lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, schedule=self.schedule, warmup=self.warmup),
+            optimiser=Optimiser(lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, schedule=self.schedule, warmup=self.warmup, kind=self.optimiser),
             batches=Paired(self.batch, self.retain_batch),
             epochs=self.epochs,
             steps=self.steps,

@@ -38,6 +38,7 @@ from excise.data.encode import Template, end_of_turn
 from excise.errors import InputError, did_you_mean
 from excise.files import read_json
 from excise.fingerprint import model_fingerprint
+from excise.parallel import ranks
 
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -475,7 +476,7 @@ def _read_tokenizer(base: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(ranks.own_device() or ("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(name)
     except RuntimeError:

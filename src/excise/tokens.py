@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from excise.data.encode import Encoded
 from excise.errors import InputError
 from excise.hidden import capture
+from excise.parallel.forward import within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -256,8 +257,11 @@ def score(
     batch = batch.to(subject.device)
     mask = _mask_for(subject, batch)
     with capture(subject.layers, layers, stop=not logits) as captured:
-        final = captured.run(
-            lambda: subject.decoder(input_ids=batch.ids, position_ids=batch.positions, attention_mask=mask, use_cache=False).last_hidden_state
+        final = within(
+            subject.base,
+            lambda: captured.run(
+                lambda: subject.decoder(input_ids=batch.ids, position_ids=batch.positions, attention_mask=mask, use_cache=False).last_hidden_state
+            ),
         )
     hidden = {layer: output.flatten(0, 1)[batch.here] for layer, output in captured.outputs.items()}
     if final is None:
@@ -324,6 +328,13 @@ def layout_of(subject: Subject) -> Literal["packed", "padded"]:
     if base not in _layouts:
         _layouts[base] = _probe_layout(subject)
     return _layouts[base]
+
+
+def same_layout(copied: nn.Module, original: nn.Module) -> None:
+    """What was tried out on a model holds for a copy of its modules, which cannot be tried itself."""
+    for table in (_layouts, _shares):
+        if original in table:
+            table[copied] = table[original]  # type: ignore[assignment]
 
 
 @torch.no_grad()

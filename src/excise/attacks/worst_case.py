@@ -37,6 +37,7 @@ class WorstCase:
     keep: float = 0.9
     """Share of the retain score that the attacked model must keep."""
     limit: int | None = 50
+    several_processes = False
 
     def __post_init__(self) -> None:
         at_least("worst_case.trials", self.trials, 1)

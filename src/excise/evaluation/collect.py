@@ -27,6 +27,8 @@ from excise.evaluation.generate import NotFinite, Sampling, generate, sample
 from excise.evaluation.plan import ANSWERS_AT_ONCE, Plan
 from excise.evaluation.records import Record, Records, TextScore
 from excise.evaluation.store import Journal, Key, read_records, write_records
+from excise.parallel import ranks
+from excise.parallel.forward import is_spread
 from excise.tokens import (
     Batch,
     Precision,
@@ -96,8 +98,16 @@ def collect(
     run = _Run(subject, resolved, max_tokens, generate_batch, tell, known)
     layout_of(subject)  # refuses an architecture whose output head is not what we think it is
     can_share(subject)
+    chosen = {split: benchmark.split(split)[:limit] for split in plans}
+    apart = ranks.several() and not is_spread(subject.base)  # spread weights need all processes for every text
     with _evaluating(subject, resolved):
-        return {split: run.split(split, plan, benchmark.split(split)[:limit]) for split, plan in plans.items()}
+        found = {split: run.split(split, plan, ranks.own_stretch(chosen[split]) if apart else chosen[split]) for split, plan in plans.items()}
+    return {split: _gathered(rows) for split, rows in found.items()} if apart else found
+
+
+def _gathered(own: Sequence[Record]) -> list[Record]:
+    """The records of all processes, in order."""
+    return [Record.from_json(row) for part in ranks.gather([record.to_json() for record in own]) for row in part]
 
 
 def likelihoods(

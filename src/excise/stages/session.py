@@ -15,6 +15,7 @@ from excise.data.batches import Draw
 from excise.data.encode import Encoded, encode
 from excise.data.example import Example
 from excise.errors import InputError
+from excise.parallel import ranks
 from excise.reference import Needs, Reference
 from excise.stages.state import State
 from excise.stages.views import Views, Weigher, contrast_logp
@@ -25,6 +26,10 @@ from excise.weights.uniform import Uniform
 
 if TYPE_CHECKING:
     from excise.stages.train import Side, Term, Train
+
+
+NOTHING = (math.inf, math.inf)
+"""Tokens and examples of a global batch to which this one adds nothing."""
 
 
 @dataclass
@@ -108,8 +113,8 @@ class Session:
         drawn: dict[Side, set[int]] = {"forget": set(), "retain": set()}
         for step in range(self.steps):
             draw = self.draw(step)
-            drawn["forget"].update(draw.forget)
-            drawn["retain"].update(draw.retain)
+            for side, indices in (("forget", draw.forget), ("retain", draw.retain)):
+                drawn[side].update(i for part, _ in self._parts(indices) for i in part)
         texts: list[Encoded] = []
         for term in self.terms:
             if reads(term):
@@ -168,11 +173,23 @@ class Session:
                 if not chosen or not drawn:
                     continue
                 totals = (float(sum(self._text(self.terms[chosen[0]], i).scored for i in drawn)), float(len(drawn)))
-                for part, members in zip(parts, _divided(drawn, self.stage.accumulate), strict=True):
+                for part, (members, counts) in zip(parts, self._parts(drawn), strict=True):
                     if members:
                         key = f"{side} (all positions)" if all_positions else side
-                        part[key] = self._loss_of(chosen, members, totals, log)
+                        part[key] = self._loss_of(chosen, members, totals if counts else NOTHING, log)
         return parts
+
+    def _parts(self, drawn: Sequence[int]) -> list[tuple[Sequence[int], bool]]:
+        """This process's examples of each micro-batch, and whether they count.
+
+        Where the weights are spread, all processes must run the model equally often: one without an example of its own runs one of
+        another's that does not count.
+        """
+        parts = _divided(ranks.own_part(drawn), self.stage.accumulate)
+        if self.state.parallel == "copies" or not ranks.several():
+            return [(part, True) for part in parts]
+        busiest = _divided(drawn[:: ranks.world()], self.stage.accumulate)
+        return [(part or drawn[:1], bool(part)) if most else ((), True) for part, most in zip(parts, busiest, strict=True)]
 
     def _loss_of(self, chosen: Sequence[int], members: Sequence[int], totals: tuple[float, float], log: dict[str, float]) -> Callable[[], Tensor]:
         terms = [self.terms[i] for i in chosen]

@@ -59,6 +59,8 @@ class State:
     """Work folder for checkpoints and train.jsonl; None keeps everything in memory."""
     checkpoints: bool = True
     """Whether there are checkpoints in the folder; a short run that starts anew after a kill needs none."""
+    parallel: Literal["copies", "shards"] = "copies"
+    """Where several processes run this: whether each holds the model, or a part of it while it trains."""
     narrator: Narrator = field(default_factory=Silent)
     evaluate: Callable[[Subject], Mapping[str, Score]] | None = None
     """Scores the model in passing; what a training stage calls every k steps."""

@@ -1,0 +1,199 @@
+"""Two processes do what one does: every method's step, in copies and in shards; evaluation in order; resume in another number of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import contract
+import parallel_driver
+from conftest import REPOSITORY, refused, tiny
+from excise.errors import InputError
+from excise.parallel import ranks
+from excise.parallel.sharding import resolve
+from excise.run import refuse_apart
+from excise.saving import save
+from excise.stages.optimise import Optimiser
+from excise.stages.train import Train
+from excise.subject import load
+
+TESTS = Path(__file__).parent
+
+
+def launch(program: list[str], processes: int = 2, **environment: str) -> str:
+    """Runs a program in several processes that talk through gloo; returns what it printed on stderr."""
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *program]
+    paths = os.pathsep.join([str(REPOSITORY / "src"), str(TESTS)])
+    surroundings = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore", **environment}
+    done = subprocess.run(command, env=surroundings, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """What two processes found out, in one launch."""
+    folder = tmp_path_factory.mktemp("two")
+    launch([str(TESTS / "parallel_driver.py"), str(folder)])
+    yield folder, json.loads((folder / "told.json").read_text())
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_same_step_as_one_with_every_method(told: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = told
+    assert found["world"] == 2
+    alone_by: dict[str, dict[str, torch.Tensor]] = {}
+    for name, method, settings, mode in parallel_driver.cases():
+        seen = found["cases"][name]
+        if "refused" in seen:  # a stage that is not made for several processes says so
+            assert "processes" in seen["refused"], (name, seen["refused"])
+            assert "\n" not in seen["refused"]
+            continue
+        assert seen["same"], f"{name}: the processes hold different models"
+        assert seen["types"] == (["DTensor"] if mode == "shards" else ["Parameter"]), name
+        assert seen["classes"] == ("FSDPLlamaForCausalLM" if mode == "shards" else "LlamaForCausalLM"), name
+        key = json.dumps([method, settings], sort_keys=True)
+        alone = alone_by[key] = alone_by[key] if key in alone_by else parallel_driver.run_case(method, settings, mode)
+        step = load_file(folder / f"{name}.safetensors")
+        assert step.keys() == alone.keys()
+        for key, value in alone.items():
+            scale = max(1.0, float(value.abs().max()))
+            assert float((step[key] - value).abs().max()) <= 2e-5 * scale, (name, key)
+        assert any(float(value.abs().max()) > 0 for value in step.values()), name
+
+
+@pytest.mark.slow
+def test_a_sharded_evaluation_comes_back_in_order(told: tuple[Path, dict[str, Any]]) -> None:
+    alone = parallel_driver.records()
+    for split, rows in told[1]["records"].items():
+        assert [row["id"] for row in rows] == [row["id"] for row in alone[split]]
+        assert [row["generation"] for row in rows] == [row["generation"] for row in alone[split]]
+        for row, other in zip(rows, alone[split], strict=True):
+            assert row["true"]["logp"] == pytest.approx(other["true"]["logp"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_what_processes_tell_each_other(told: tuple[Path, dict[str, Any]]) -> None:
+    found = told[1]
+    assert found["sums"] == {"a": 3.0}
+    assert found["gathered"] == [{"rank": 0, "text": ""}, {"rank": 1, "text": "ä"}]
+    assert found["stretches"] == [[0, 1, 2], [3, 4, 5, 6]]
+
+
+RECIPE = """
+model: {model}
+data: {{name: strangers, forget_people: 1, retain_people: 1, holdout_people: 1}}
+method: {{name: npo, lr: 1.0e-3, steps: 6, batch: 3, checkpoint_every: 2, guard: {{every: 2, degenerate: 1.0, rise: 50}}}}
+evaluation: {{limit: 3, max_new_tokens: 2}}
+parallel: {parallel}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["copies", "shards"])
+def test_a_run_of_two_processes_goes_on_in_one_and_ends_with_the_same_folder(parallel: str, tmp_path: Path, cache: Path) -> None:
+    model = save(tiny("llama"), tmp_path / "model", provenance={})
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=model, parallel=parallel))
+    run = ["-m", "excise", "run", str(tmp_path / "recipe.yaml"), "--out"]
+    told = launch([str(TESTS / "parallel_run.py"), str(tmp_path / "recipe.yaml"), str(tmp_path / "two"), "kill-after", "4"])
+    work = tmp_path / ".two.unfinished"
+    assert "killed" in told
+    assert [p.name for p in sorted((work / "checkpoints").glob("[0-9]*"))] == ["000-0000004"]
+    assert len((work / "train.jsonl").read_text().splitlines()) == 4
+    for arguments in ([str(tmp_path / "two"), "--resume"], [str(tmp_path / "one")]):
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, "-W", "ignore", *run, *arguments], env=environment, check=True, capture_output=True)
+    logs = [[json.loads(line) for line in (tmp_path / name / "train.jsonl").read_text().splitlines()] for name in ("one", "two")]
+    assert [row["step"] for row in logs[1]] == [row["step"] for row in logs[0]] == list(range(1, 7))
+    for one, two in zip(*logs, strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
+        assert two["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two")]
+    assert results[0]["stages"][0]["tokens"] == results[1]["stages"][0]["tokens"]
+    assert load(tmp_path / "two" / "model").model.num_parameters() == load(model).model.num_parameters()
+    scores = [result["evaluations"]["after"]["strangers"]["retain.probability"]["value"] for result in results]
+    assert scores[1] == pytest.approx(scores[0], rel=1e-2)
+
+
+@pytest.mark.slow
+def test_the_command_runs_under_accelerate_and_leaves_one_whole_folder(tmp_path: Path, cache: Path) -> None:
+    model = save(tiny("llama"), tmp_path / "model", provenance={})
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=model, parallel="auto"))
+    launch(["-m", "excise", "run", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "run")], ACCELERATE_USE_FSDP="true")
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        "recipe.yaml", "environment.json", "train.jsonl", "model", "records", "attribution.jsonl", "result.json", "report.html",
+    }  # fmt: skip
+    assert len((tmp_path / "run" / "train.jsonl").read_text().splitlines()) == 6
+    assert len((tmp_path / "run" / "records" / "after" / "forget.jsonl").read_text().splitlines()) == 3
+    assert not list(tmp_path.glob(".run*"))
+    assert load(tmp_path / "run" / "model").fingerprint() != load(model).fingerprint()
+
+
+# One process ------------------------------------------------------------------------------------------------------
+
+
+def test_one_process_is_its_own_world() -> None:
+    assert (ranks.world(), ranks.rank(), ranks.several(), ranks.is_main()) == (1, 0, False, True)
+    assert ranks.own_part([1, 2, 3]) == [1, 2, 3]
+    assert ranks.own_stretch([1, 2, 3]) == [1, 2, 3]
+    assert ranks.gather("x") == ["x"]
+    assert ranks.add_values({"a": 1.0}, ["a"], torch.device("cpu")) == {"a": 1.0}
+    assert ranks.from_main(lambda: 5) == 5
+
+
+def test_shares_are_the_whole_and_differ_by_one_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "world", lambda: 3)
+    for items in (range(0), range(1), range(7), range(9)):
+        stretches, parts = [], []
+        for rank in range(3):
+            monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
+            stretches.append(list(ranks.own_stretch(items)))
+            parts.append(list(ranks.own_part(items)))
+        assert [i for stretch in stretches for i in stretch] == list(items)
+        assert sorted(i for part in parts for i in part) == list(items)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_what_accelerate_asks_for_is_done_or_refused() -> None:
+    assert resolve("auto", {}) == "copies"
+    assert resolve("auto", {"ACCELERATE_USE_FSDP": "true"}) == "shards"
+    assert resolve("copies", {"ACCELERATE_USE_FSDP": "true"}) == "copies"
+    refused(lambda: resolve("auto", {"ACCELERATE_USE_DEEPSPEED": "true"}), "DeepSpeed", "parallel: shards")
+
+
+def test_what_needs_the_whole_batch_is_refused_in_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Projected:
+        def __call__(self, *_: Any) -> None: ...
+
+    class Foreign:
+        def check(self, state: Any) -> None: ...
+        def prepare(self, state: Any) -> None: ...
+        def structure(self, state: Any) -> None: ...
+        def __call__(self, state: Any) -> None: ...
+
+    from excise.attacks.worst_case import WorstCase
+    from excise.objectives import NPO
+    from excise.stages.train import Term
+
+    projecting = Train((Term(NPO(), "forget"),), gradients=Projected())
+    refuse_apart([projecting, Foreign()], [WorstCase()])
+    monkeypatch.setattr(ranks, "world", lambda: 2)
+    refused(lambda: refuse_apart([projecting]), "Projected", "2", "processes", "one process")
+    refused(lambda: refuse_apart([Foreign()]), "Foreign", "2 processes", "one process")
+    refused(lambda: refuse_apart([], [WorstCase()]), "WorstCase", "one process")
+
+
+def test_eight_bits_are_refused_where_they_cannot_be_had() -> None:
+    parameters = list(contract.small_subject().model.parameters())
+    with pytest.raises(InputError, match=r"adamw_8bit needs an accelerator.*use adamw"):
+        Optimiser(lr=1e-3, kind="adamw_8bit").build(parameters)
+    assert isinstance(Optimiser(lr=1e-3, kind="sgd").build(parameters), torch.optim.SGD)
