@@ -1,6 +1,6 @@
 """A run that ends after a step as if it had been killed: started by torchrun.
 
-    torchrun ... parallel_run.py RECIPE OUT kill-after STEP
+torchrun ... parallel_run.py RECIPE OUT kill-after STEP
 """
 
 from __future__ import annotations

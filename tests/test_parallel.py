@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +39,11 @@ def launch(program: list[str], processes: int = 2, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """What two processes found out, in one launch."""
     folder = tmp_path_factory.mktemp("two")
     launch([str(TESTS / "parallel_driver.py"), str(folder)])
-    yield folder, json.loads((folder / "told.json").read_text())
+    return folder, json.loads((folder / "told.json").read_text())
 
 
 @pytest.mark.slow

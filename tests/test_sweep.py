@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -98,8 +98,12 @@ def test_a_layer_that_the_model_lacks_is_refused_before_anything_is_evaluated(mo
 
 
 def test_numbers_whole_numbers_and_choices() -> None:
-    space = Space.parse({"space": {"method.lr": {"low": "1e-5", "high": 1, "log": True, "points": 3}, "method.steps": {"low": 2, "high": 8, "step": 3},
-                                   "method": ["npo", {"name": "rmu", "layer": 1}]}, "objectives": ["forget.probability"], "sampler": "grid"})  # fmt: skip
+    varied = {
+        "method.lr": {"low": "1e-5", "high": 1, "log": True, "points": 3},
+        "method.steps": {"low": 2, "high": 8, "step": 3},
+        "method": ["npo", {"name": "rmu", "layer": 1}],
+    }
+    space = Space.parse({"space": varied, "objectives": ["forget.probability"], "sampler": "grid"})
     lr, steps, method = space.dimensions.values()
     assert isinstance(lr, Range)
     assert lr.grid() == pytest.approx((1e-5, 10**-2.5, 1.0))
@@ -232,7 +236,11 @@ def test_a_grid_runs_every_cell_once_and_asks_the_origin_and_the_twin_once(model
     monkeypatch.setattr(bench_module, "evaluate", counted)
     twin = save(tiny("llama", seed=1), tmp_path / "twin", provenance={})
     recipe = base(model, evaluation={"limit": 1, "max_new_tokens": 1, "retrained": str(twin)})
-    space = {"space": {"method.lr": [1e-4, 1e-3], "method.name": ["npo", "ga_kl"]}, "objectives": ["forget_quality", "retain.probability"], "sampler": "grid"}
+    space = {
+        "space": {"method.lr": [1e-4, 1e-3], "method.name": ["npo", "ga_kl"]},
+        "objectives": ["forget_quality", "retain.probability"],
+        "sampler": "grid",
+    }
     result = sweep(recipe, space, tmp_path / "out")
     assert asked == {"kept": 2, "trial": 4}
     cells = [tuple(t["settings"].values()) for t in result["trials"]]
@@ -258,7 +266,7 @@ def test_a_grid_runs_every_cell_once_and_asks_the_origin_and_the_twin_once(model
 class FakeBench:
     """A bench whose trials cost nothing: it writes what a trial would, from its settings."""
 
-    values_before: dict[str, float] = {}
+    values_before: ClassVar[dict[str, float]] = {}
 
     def __init__(self, base: Any, space: Space, folder: Path, device: Any, narrator: Any) -> None:
         self.space = space
@@ -275,11 +283,17 @@ def test_samplers_draw_the_same_for_the_same_seed_and_a_small_space_is_not_run_t
     sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conduct, "Bench", FakeBench)
-    space = {"space": {"method.lr": {"low": 1e-5, "high": 1e-2, "log": True}}, "objectives": ["forget.probability", "retain.probability"], "sampler": sampler}
+    space = {
+        "space": {"method.lr": {"low": 1e-5, "high": 1e-2, "log": True}},
+        "objectives": ["forget.probability", "retain.probability"],
+        "sampler": sampler,
+    }
     recipe = base(tmp_path / "no model")
     whole = sweep(recipe, space, tmp_path / "whole", trials=9)
     sweep(recipe, space, tmp_path / "parts", trials=2)
-    assert sweep(recipe, space, tmp_path / "parts", trials=9, resume=True)["trials"] == whole["trials"] or sampler == "tpe"
+    parts = sweep(recipe, space, tmp_path / "parts", trials=9, resume=True)
+    if sampler != "tpe":  # which begins to learn after a number of trials that depends on how many are asked for
+        assert parts["trials"] == whole["trials"]
     assert len({t["settings"]["method.lr"] for t in whole["trials"]}) == 9
     other = sweep(recipe, {**space, "seed": 1}, tmp_path / "other", trials=9)
     assert other["trials"] != whole["trials"]
@@ -290,7 +304,11 @@ def test_samplers_draw_the_same_for_the_same_seed_and_a_small_space_is_not_run_t
 
 def test_a_listed_trial_comes_first_and_a_half_written_journal_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conduct, "Bench", FakeBench)
-    space = {"space": {"method.lr": {"low": 0.001, "high": 1.0}}, "objectives": ["forget.probability", "retain.probability"], "trials": [{"method.lr": 0.5}]}
+    space = {
+        "space": {"method.lr": {"low": 0.001, "high": 1.0}},
+        "objectives": ["forget.probability", "retain.probability"],
+        "trials": [{"method.lr": 0.5}],
+    }
     recipe = base(tmp_path / "no model")
     first = sweep(recipe, space, tmp_path / "out", trials=3)
     assert first["trials"][0]["settings"] == {"method.lr": 0.5}
@@ -391,6 +409,6 @@ def test_a_sweep_killed_twice_ends_with_twelve_distinct_trials(model: Path, tmp_
     assert {name: after[name] for name in stamps} == stamps  # what was finished was not run again
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Pareto front" in page
-    assert page.count("<svg class=\"plot\"") == 3
+    assert page.count('<svg class="plot"') == 3
     for number in result["front"]:
         assert f"<title>trial {number}</title>" in page

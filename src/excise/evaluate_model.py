@@ -16,6 +16,7 @@ from excise.attacks.scene import Scene
 from excise.attacks.series import TWIN, Named, add_steps_to_half, build_attacks, expanded, run_attacks
 from excise.data.example import Benchmark
 from excise.errors import InputError
+from excise.evaluation.engines import engine_of
 from excise.evaluation.plan import ANSWERS_AT_ONCE
 from excise.evaluation.records import Records
 from excise.evaluation.score import Score
@@ -43,6 +44,8 @@ class Settings:
     precision: Precision = "auto"
     batch: int = ANSWERS_AT_ONCE
     """Answers that are generated at once."""
+    engine: str | Mapping[str, Any] | None = None
+    """vllm: who writes the answers instead of transformers; or a mapping of name and settings (memory, dtype, length)."""
     max_new_tokens: int | None = None
     """Length of generated answers; None: the suite's own."""
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -215,6 +218,7 @@ class _Judging:
             limit=self.limit,
             cache=cache_folder() / "records",
             progress=narrated(self.narrator),
+            engine=engine_of(chosen.engine, model),
         )
         if itself:
             scores |= self._against_itself(phase, records, retrained)

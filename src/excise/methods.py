@@ -78,7 +78,9 @@ class Training:
         train = Train(
             terms=terms,
             scope=own if scope is None or own != Scope() else scope,
-            optimiser=Optimiser(lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, schedule=self.schedule, warmup=self.warmup, kind=self.optimiser),
+            optimiser=Optimiser(
+                lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, schedule=self.schedule, warmup=self.warmup, kind=self.optimiser
+            ),
             batches=Paired(self.batch, self.retain_batch),
             epochs=self.epochs,
             steps=self.steps,

@@ -48,7 +48,7 @@ def override(settings: Mapping[str, Any], assignment: str) -> dict[str, Any]:
 
 
 def put(settings: Mapping[str, Any], place: str, value: Any, said: str) -> dict[str, Any]:
-    """A copy with the value at ``a.b``; ``said`` begins the message where there is no such place. Nothing of ``settings`` is shared that is changed."""
+    """A copy with the value at ``a.b``; ``settings`` stay as they are. ``said`` begins the message where there is no such place."""
     copy = dict(settings)
     here = copy
     *parents, last = place.split(".")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,4 +113,3 @@ class WorstCase:
             splits=("forget", "retain"),
             limit=self.limit,
         )
-

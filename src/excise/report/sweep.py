@@ -66,7 +66,10 @@ def render(raw: Mapping[str, Any], name: str, where: str = "sweep.json") -> str:
     names = [str(o["name"]) for o in objectives]
     varied = list(dict.fromkeys(key for trial in trials for key in trial["settings"]))
     front = set(sequence(raw.get("front"), f"{where}: front"))
-    kinds = {t["number"]: "the chosen trial" if t["number"] == raw.get("best") else "on the front" if t["number"] in front else "other trials" for t in trials}
+    kinds = {
+        t["number"]: "the chosen trial" if t["number"] == raw.get("best") else "on the front" if t["number"] in front else "other trials"
+        for t in trials
+    }
     rows = [_row(trial, varied, names, kinds[trial["number"]], where) for trial in trials]
     order = list(LOOKS)
     rows.sort(key=lambda row: (row.state != "complete", order.index(row.kind), int(row.number)))
@@ -114,7 +117,9 @@ def _fronts(
     drawn: list[Front] = []
     for a, b in list(itertools.combinations(objectives, 2))[:MOST_PLOTS]:
         pairs = [
-            plots.Pair(f"trial {t['number']}", LOOKS[kinds[t["number"]]], _score(t["values"][a["name"]], a, where), _score(t["values"][b["name"]], b, where))
+            plots.Pair(
+                f"trial {t['number']}", LOOKS[kinds[t["number"]]], _score(t["values"][a["name"]], a, where), _score(t["values"][b["name"]], b, where)
+            )
             for t in complete
         ]
         before = [raw.get("before", {}).get(o["name"]) for o in (a, b)]
@@ -136,7 +141,10 @@ def _verification(verified: Any, names: Sequence[str], where: str) -> list[tuple
         return []
     found = mapping(verified, f"{where}: verified")
     rows = [(f"seed {found['seed']} (the trial)", found["values"]), (f"seed {found['seed']}, run again", found["again"])]
-    rows += [(f"seed {row['seed']}" + ("" if row["state"] == "complete" else f": {row['state']}, {row['reason']}"), row["values"]) for row in found["seeds"]]
+    rows += [
+        (f"seed {row['seed']}" + ("" if row["state"] == "complete" else f": {row['state']}, {row['reason']}"), row["values"])
+        for row in found["seeds"]
+    ]
     table = [(label, tuple(readable(number(values.get(n), where)) for n in names)) for label, values in rows]
     every = [found["values"], *(row["values"] for row in found["seeds"] if row["state"] == "complete")]
     spans = []

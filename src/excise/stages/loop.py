@@ -29,7 +29,6 @@ from excise.stages.session import Session
 from excise.stages.state import State
 from excise.subject import Subject, require_trainable_in_full
 
-
 TOKENS = "tokens"
 """Travels with the losses from process to process."""
 

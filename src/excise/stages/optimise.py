@@ -15,7 +15,6 @@ from excise.errors import InputError
 from excise.objectives.check import at_least, positive, within
 from excise.parallel import ranks
 
-
 Kind = Literal["adamw", "adamw_8bit", "sgd"]
 
 

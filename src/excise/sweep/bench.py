@@ -258,7 +258,9 @@ class Bench:
             scores = after if objective.phase == "after" else _scores(attacked.get(objective.phase, {}).get(self.suite.name, {}))
             found = scores.get(objective.score)
             if found is None or found.value is None:
-                return Outcome("failed", reason=f"{objective.name} is unavailable ({'there is no such score' if found is None else found.unavailable})")
+                return Outcome(
+                    "failed", reason=f"{objective.name} is unavailable ({'there is no such score' if found is None else found.unavailable})"
+                )
             values[objective.name] = found.value
         stopped = "; ".join(f"{record['name']} stopped at {record['stopped']}" for record in state.records if record.get("stopped"))
         return Outcome("complete", values, stopped)

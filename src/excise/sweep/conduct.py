@@ -224,7 +224,7 @@ class _Sweep:
         self.own_bench = None
         gc.collect()
         again = self._again(chosen, recipe)
-        names = [o.name for o in self.space.objectives if not o.score == "cost.seconds"]
+        names = [o.name for o in self.space.objectives if o.score != "cost.seconds"]
         same = {name: again[name] == values[name] for name in names if name in again}
         return {"seed": recipe.seed, "values": dict(values), "again": again, "same": all(same.values()), "seeds": rows}
 

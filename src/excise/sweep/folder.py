@@ -1,10 +1,10 @@
 """The folder of a sweep: what was asked, the journal of trials, and a folder for each trial.
 
-    recipe.yaml  space.yaml  sweep.log   the question, and Optuna's journal
-    baseline/                            records and scores before unlearning and of the twin
-    trials/0003/                         recipe.yaml, result.json: written once
-    best/  verified/                     the best trial as an ordinary run, and with other seeds
-    sweep.json  report.html              what came of it
+recipe.yaml  space.yaml  sweep.log   the question, and Optuna's journal
+baseline/                            records and scores before unlearning and of the twin
+trials/0003/                         recipe.yaml, result.json: written once
+best/  verified/                     the best trial as an ordinary run, and with other seeds
+sweep.json  report.html              what came of it
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class SweepFolder:
             lock.acquire(timeout=0)
         except Timeout:
             raise InputError(f"another process is working on {self.place}") from None
-        for other in (self.place / "workers").glob("*.lock"):
-            try:
+        try:
+            for other in (self.place / "workers").glob("*.lock"):
                 with FileLock(other, timeout=30):
                     pass
-            except Timeout:
-                lock.release()
-                raise InputError(f"a worker of an earlier session is still working on {self.place}: wait for it or end it") from None
+        except Timeout:
+            lock.release()
+            raise InputError(f"a worker of an earlier session is still working on {self.place}: wait for it or end it") from None
         return lock
 
     def worker_lock(self, worker: int) -> FileLock:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from excise.evaluation.collect import Progress
+    from excise.evaluation.engines import Engine
     from excise.subject import Subject
     from excise.tokens import Precision
 
@@ -115,6 +116,7 @@ def evaluate(
     limit: int | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
+    engine: Engine | None = None,
 ) -> tuple[Records, dict[str, Score]]:
     """Collects records and scores them. The settings are those of :func:`excise.evaluation.collect.collect`.
 
@@ -138,6 +140,7 @@ def evaluate(
         limit=limit,
         cache=cache,
         progress=progress,
+        engine=engine,
     )
     records = _judged_once(records, suite, cache=None if cache is None else cache.parent / "verdicts", progress=progress)
     scores = score(records, suite, retrained, baseline)
