@@ -124,7 +124,7 @@ def table() -> list[str]:
     }
     side = Side(32 * 60, 32 * 30, True, 0, 80)
     sides = (side, Side(side.tokens, side.scored, True, 1, 80))
-    rows = ["| model | what is trained | machine | memory of each | time of a step |", "|---|---|---|---|---|"]
+    rows = ["| model | what is trained | machine | GiB while training | GiB to load | it has | a step |", "|---|---|---|---|---|---|---|"]
     for name, shape in shapes.items():
         ranks = 16 * 7 * shape.depth * 3 * shape.width
         for how, size, trained, processes, machine in (
@@ -138,11 +138,10 @@ def table() -> list[str]:
             work = Work(sides, 1, trained, (0, shape.depth), 0.0 if adapter else 1.0, adapter, not adapter, "adamw", True, True, "logits")
             own = TABLE[machine]
             found = needs(shape, work, size, own, Rates.of(own, True), processes=processes, shards=processes > 1)
-            fits = "" if found.fits else " (does not fit)"
+            fits = "" if found.fits else " (not enough)"
             count = f"{processes} x {machine}" if processes > 1 else machine
-            rows.append(
-                f"| {name} | {how} | {count} | {found.training_mb / 1024:.0f} of {own.memory_gib:.0f} GiB{fits} | {found.seconds_per_step:.2g} s |"
-            )
+            memory = f"{found.training_mb / 1024:.0f} | {found.load_mb / 1024:.0f} | {own.memory_gib:.0f}{fits}"
+            rows.append(f"| {name} | {how} | {count} | {memory} | {found.seconds_per_step:.2g} s |")
     return rows
 
 

@@ -191,8 +191,40 @@ def test_what_needs_the_whole_batch_is_refused_in_several_processes(monkeypatch:
     refused(lambda: refuse_apart([], [WorstCase()]), "WorstCase", "one process")
 
 
-def test_eight_bits_are_refused_where_they_cannot_be_had() -> None:
+def test_eight_bits_are_refused_where_they_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = list(contract.small_subject().model.parameters())
-    with pytest.raises(InputError, match=r"adamw_8bit needs an accelerator.*use adamw"):
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(InputError, match=r"adamw_8bit needs bitsandbytes.*excise\[bits\]"):
+        Optimiser(lr=1e-3, kind="adamw_8bit").build(parameters)
+    monkeypatch.setattr(ranks, "is_spread", lambda _: True)
+    with pytest.raises(InputError, match=r"adamw_8bit does not work on weights that are spread.*parallel: copies"):
         Optimiser(lr=1e-3, kind="adamw_8bit").build(parameters)
     assert isinstance(Optimiser(lr=1e-3, kind="sgd").build(parameters), torch.optim.SGD)
+
+
+def test_moments_in_eight_bits_go_on_where_they_were() -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (excise[bits])")
+    from excise.stages.checkpoint import _flatten, _unflatten
+
+    def begun() -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
+        parameter = torch.nn.Parameter(torch.linspace(-1, 1, 8192))
+        return parameter, Optimiser(lr=1e-2, kind="adamw_8bit").build([parameter])
+
+    def step(parameter: torch.nn.Parameter, optimiser: torch.optim.Optimizer, number: int) -> None:
+        parameter.grad = torch.sin(torch.arange(8192.0) * (number + 1))
+        optimiser.step()
+
+    whole, first = begun()
+    for number in range(4):
+        step(whole, first, number)
+    parts, second = begun()
+    for number in range(2):
+        step(parts, second, number)
+    flat, (again, third) = _flatten(second), begun()
+    assert any(value.dtype == torch.uint8 for value in flat.values())
+    with torch.no_grad():
+        again.copy_(parts)
+    _unflatten(third, flat)
+    for number in range(2, 4):
+        step(again, third, number)
+    assert torch.equal(again, whole)

@@ -412,3 +412,10 @@ def test_a_sweep_killed_twice_ends_with_twelve_distinct_trials(model: Path, tmp_
     assert page.count('<svg class="plot"') == 3
     for number in result["front"]:
         assert f"<title>trial {number}</title>" in page
+
+
+def test_the_documentation_s_space_is_one() -> None:
+    text = (REPOSITORY / "docs" / "sweeps.md").read_text()
+    space = Space.parse(yaml.safe_load(text.split("```yaml\n")[1].split("```")[0]))
+    recipe = {"model": "embedded:smollm2", "data": {"name": "strangers"}, "method": {"name": "npo"}}
+    assert [o.better for o in checked(recipe, space).objectives] == ["lower", "higher", "lower"]

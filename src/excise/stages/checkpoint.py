@@ -178,7 +178,7 @@ def _flatten(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     flat: dict[str, Tensor] = {}
     for index, values in optimiser.state_dict()["state"].items():
         for name, value in values.items():
-            flat[f"optimiser.{index}.{name}"] = whole(value)
+            flat[f"optimiser.{index}.{name}"] = whole(value) if isinstance(value, Tensor) else torch.tensor(value)
     return flat
 
 
@@ -189,9 +189,16 @@ def _unflatten(optimiser: torch.optim.Optimizer, flat: Mapping[str, Tensor]) -> 
     for name, value in flat.items():
         if name.startswith("optimiser."):
             _, index, key = name.split(".", 2)
-            moments.setdefault(int(index), {})[key] = like(parameters[int(index)], value) if value.dim() else value
+            moments.setdefault(int(index), {})[key] = _moment(parameters[int(index)], value)
     state["state"] = moments
     optimiser.load_state_dict(state)
+
+
+def _moment(parameter: nn.Parameter, value: Tensor) -> Any:
+    """A moment as its optimiser holds it: spread like the parameter; a step that was a plain number is one again."""
+    if value.dim() == 0 and value.dtype == torch.int64:
+        return int(value)
+    return like(parameter, value) if value.shape == parameter.shape else value
 
 
 def truncate_log(path: Path, stage: int, step: int) -> None:

@@ -69,8 +69,6 @@ class Optimiser:
     def _in_8_bits(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         if any(ranks.is_spread(parameter) for parameter in parameters):
             raise InputError("method.optimiser: adamw_8bit does not work on weights that are spread over processes: use adamw, or parallel: copies")
-        if any(parameter.device.type == "cpu" for parameter in parameters):
-            raise InputError("method.optimiser: adamw_8bit needs an accelerator, for which bitsandbytes has kernels: use adamw on the CPU")
         try:
             from bitsandbytes.optim import AdamW8bit
         except ImportError:

@@ -89,7 +89,11 @@ class State:
 
 @runtime_checkable
 class Stage(Protocol):
-    """One step of a method. It changes ``state.subject`` in place."""
+    """One step of a method. It changes ``state.subject`` in place.
+
+    A stage that may run in several processes at once, each doing the same, has the attribute ``several_processes = True``; others are
+    refused there.
+    """
 
     def check(self, state: State) -> None:
         """Refuses what cannot work on this model and data, before anything costs time. Quick; changes nothing.

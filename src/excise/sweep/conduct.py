@@ -54,6 +54,8 @@ def sweep(
         InputError: a combination that is none, found before anything runs.
     """
     narrator = narrator or Silent()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("a sweep starts its own processes (--workers): run it without torchrun or accelerate launch")
     optuna("excise sweep")
     ready = checked(recipe, Space.parse(space))
     count = ready.how_many(trials)
