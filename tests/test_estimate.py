@@ -111,4 +111,4 @@ def test_an_estimate_reads_no_weights_and_a_calibration_gives_a_time(tmp_path: P
 
 
 def test_durations_are_said_as_people_say_them() -> None:
-    assert [duration(seconds) for seconds in (3, 600, 7200)] == ["3 s", "10 min", "2.0 h"]
+    assert [duration(seconds) for seconds in (3.0, 600.0, 7200.0)] == ["3 s", "10 min", "2.0 h"]

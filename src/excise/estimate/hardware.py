@@ -34,16 +34,16 @@ class Hardware:
 TABLE: dict[str, Hardware] = {
     machine.name: machine
     for machine in (
-        Hardware("t4", 16, 65, 8.1, 320),
-        Hardware("rtx3090", 24, 71, 35.6, 936),
-        Hardware("rtx4090", 24, 165, 82.6, 1008),
-        Hardware("l4", 24, 121, 30.3, 300),
-        Hardware("l40s", 48, 362, 91.6, 864),
-        Hardware("a100-40g", 40, 312, 19.5, 1555),
-        Hardware("a100", 80, 312, 19.5, 2039),
-        Hardware("h100", 80, 989, 67, 3350),
-        Hardware("h200", 141, 989, 67, 4800),
-        Hardware("b200", 180, 2250, 80, 8000),
+        Hardware("t4", 16.0, 65.0, 8.1, 320.0),
+        Hardware("rtx3090", 24.0, 71.0, 35.6, 936.0),
+        Hardware("rtx4090", 24.0, 165.0, 82.6, 1008.0),
+        Hardware("l4", 24.0, 121.0, 30.3, 300.0),
+        Hardware("l40s", 48.0, 362.0, 91.6, 864.0),
+        Hardware("a100-40g", 40.0, 312.0, 19.5, 1555.0),
+        Hardware("a100", 80.0, 312.0, 19.5, 2039.0),
+        Hardware("h100", 80.0, 989.0, 67.0, 3350.0),
+        Hardware("h200", 141.0, 989.0, 67.0, 4800.0),
+        Hardware("b200", 180.0, 2250.0, 80.0, 8000.0),
     )
 }
 """By NVIDIA's data sheets: dense bf16 (float16 for the T4), float32, memory bandwidth."""

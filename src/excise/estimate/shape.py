@@ -66,4 +66,4 @@ class Shape:
         attention = (self.query + 2 * self.query + self.query) * size  # queries, keys and values (repeated for each head), the result
         mlp = (4 if self.gated else 3) * self.inner * size
         adapters = (6 * self.width + self.query + self.inner) * 4 if adapter else 0  # an adapter converts its input to its own float32
-        return stream + inputs + attention + mlp + adapters
+        return float(stream + inputs + attention + mlp + adapters)
