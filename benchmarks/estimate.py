@@ -122,8 +122,8 @@ def table() -> list[str]:
         "8B": Shape(32, 4096, 14336, 128256, 4096, 1024, tied=False),
         "70B": Shape(80, 8192, 28672, 128256, 8192, 1024, tied=False),
     }
-    side = Side(32 * 60, 32 * 30, True, 0, 80)
-    sides = (side, Side(side.tokens, side.scored, True, 1, 80))
+    side = Side(32 * 60, 32 * 30, True, 0.0, 80)
+    sides = (side, Side(side.tokens, side.scored, True, 1.0, 80))
     rows = ["| model | what is trained | machine | GiB while training | GiB to load | it has | a step |", "|---|---|---|---|---|---|---|"]
     for name, shape in shapes.items():
         ranks = 16 * 7 * shape.depth * 3 * shape.width

@@ -23,7 +23,7 @@ DATA = {"name": "strangers", "forget_people": 2, "retain_people": 2, "holdout_pe
 
 
 def work(**changes: Any) -> Work:
-    side = Side(1920, 960, True, 0, 80)
+    side = Side(1920, 960, True, 0.0, 80)
     values: dict[str, Any] = {
         "sides": (side, side), "steps": 10, "trainable": EIGHT.parameters, "trained_layers": (0, 32), "trained_share": 1.0, "adapter": False,
         "head_trained": True, "optimiser": "adamw", "checkpointing": False, "half": True, "reference": "none",

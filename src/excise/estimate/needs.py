@@ -16,7 +16,7 @@ from excise.stages.adapters import AddAdapter
 from excise.stages.state import State
 from excise.stages.train import Train
 from excise.subject import ModelSpec, outline
-from excise.tokens import resolve_precision
+from excise.tokens import LOGITS_AT_ONCE, resolve_precision
 
 if TYPE_CHECKING:
     from excise.recipe import Recipe
@@ -213,11 +213,11 @@ def _activations(shape: Shape, work: Work, side: Side, active: int) -> float:
 
 
 def _logits(shape: Shape, side: Side) -> float:
-    """Bytes of logits, their float32 form, probabilities and gradients."""
+    """Bytes of logits, their float32 form, probabilities and gradients, of which a piece exists at once."""
     if not side.logits:
         return 0.0
-    tables = 4 + 3 * side.whole
-    return 4.0 * tables * side.scored * shape.vocab
+    tables = 4 + 3 * (side.whole > 0)
+    return 4.0 * tables * min(side.scored * shape.vocab, max(LOGITS_AT_ONCE, shape.vocab))
 
 
 def _seconds(shape: Shape, work: Work, sides: tuple[Side, ...], rates: Rates, apart: int) -> float:

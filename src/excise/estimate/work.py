@@ -9,20 +9,21 @@ from excise.data.encode import Template, encode
 from excise.data.example import Example
 from excise.objectives.distance import KL
 from excise.stages.optimise import Kind
+from excise.stages.session import TOGETHER
 from excise.stages.state import State
 from excise.stages.train import Train
 
 
 @dataclass(frozen=True)
 class Side:
-    """One micro-batch of one side."""
+    """What runs in one forward pass: a micro-batch of one side, or of both."""
 
     tokens: int
     scored: int
     logits: bool
     """Whether logits are looked at."""
-    whole: int
-    """How many whole distributions are compared (KL): each keeps another table of logits."""
+    whole: float
+    """How many whole distributions are compared (KL) at each scored token, on average."""
     longest: int
 
 
@@ -125,11 +126,18 @@ def _sides(stage: Train, state: State) -> tuple[Side, ...]:
             copies * (sum(map(len, texts)) // parts),
             copies * scored,
             any(t.needs_logits for t in terms),
-            whole,
+            float(whole),
             max(map(len, texts)),
         )
         found += [one] * parts
-    return tuple(found)
+    together = getattr(stage.gradients, "together", False) and stage.accumulate == 1 and len(found) == 2
+    return (_joined(*found),) if together and sum(side.tokens for side in found) <= TOGETHER else tuple(found)
+
+
+def _joined(a: Side, b: Side) -> Side:
+    scored = a.scored + b.scored
+    whole = (a.scored * a.whole + b.scored * b.whole) / max(1, scored)
+    return Side(a.tokens + b.tokens, scored, a.logits or b.logits, whole, max(a.longest, b.longest))
 
 
 def _reference(stage: Train) -> Literal["none", "logp", "logits", "hidden"]:

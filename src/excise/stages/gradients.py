@@ -28,6 +28,8 @@ class Sum:
 
     additive = True
     """The gradient of a batch is the sum of its parts' gradients, so that several processes may each take a part."""
+    together = True
+    """Both sides may run in one forward pass: their losses are added anyway."""
 
     def __call__(self, losses: Mapping[str, Callable[[], Tensor]], parameters: Sequence[nn.Parameter], backward: Callable[[Tensor], None]) -> None:
         for loss in losses.values():
