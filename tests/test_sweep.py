@@ -407,6 +407,7 @@ def test_a_sweep_killed_twice_ends_with_twelve_distinct_trials(model: Path, tmp_
     after = {path.parent.name: path.stat().st_mtime for path in _finished(tmp_path)}
     assert len(after) == 12
     assert {name: after[name] for name in stamps} == stamps  # what was finished was not run again
+    assert not list((tmp_path / "out" / "trials").glob(".*"))  # nothing half-written is left
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Pareto front" in page
     assert page.count('<svg class="plot"') == 3

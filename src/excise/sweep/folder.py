@@ -10,6 +10,7 @@ sweep.json  report.html              what came of it
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -117,8 +118,10 @@ class SweepFolder:
         return open_study(optuna("excise sweep"), "sweep", self.place / "sweep.log", directions)
 
     def repair(self) -> None:
-        """Before a session: cuts a half-written line off. The caller holds the lock."""
+        """Before a session: removes what a killed one left half-written. The caller holds the lock."""
         cut_to_whole_lines(self.place / "sweep.log")
+        for left in (*self.place.glob(".*.part-*"), *self.place.glob("trials/.*.part-*"), *self.place.glob("verified/.*.part-*")):
+            shutil.rmtree(left, ignore_errors=True)
 
     def prepare(self, space: Space) -> None:
         """Before a session: queues the trials that are fixed, and those that were running when the last one was killed."""

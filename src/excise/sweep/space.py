@@ -19,7 +19,7 @@ from excise.settings import build, number_like, put, refuse_unknown
 Settings = Mapping[str, Any]
 """Place in the recipe -> value, such as ``method.lr`` -> 1e-4."""
 
-VARIED = ("method", "seed", "precision")
+VARIED = ("method", "seed")
 COSTS = ("cost.seconds", "cost.steps", "cost.tokens", "cost.changed_parameters")
 """What a trial's training took, from its result; lower is better."""
 MOST_CHECKED = 512
@@ -379,7 +379,7 @@ def _objective(given: Any, place: str) -> Objective:
 
 def _check_place(name: str) -> None:
     if name.split(".")[0] not in VARIED:
-        raise InputError(f"space.{name}: a sweep varies method, seed and precision; model, data and evaluation are the same in every trial")
+        raise InputError(f"space.{name}: a sweep varies method and seed; model, data, precision and evaluation are the same in every trial")
 
 
 def _check_rest(rest: Mapping[str, Any]) -> None:
