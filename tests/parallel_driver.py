@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 parallel_driver.py FOLDER
 
-``cases`` and ``run_case`` are also what the test itself runs, in its one process.
+FOLDER holds a ``model``. ``cases`` and ``run_case`` are also what the test itself runs, in its one process.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import contract
-from excise import registry
+from excise import cli, registry
 from excise.data.example import Benchmark
 from excise.errors import InputError
 from excise.evaluation.collect import collect
 from excise.evaluation.plan import Plan
 from excise.parallel import ranks
-from excise.recipe import build_methods
-from excise.run import run_stages
+from excise.recipe import Recipe, build_methods
+from excise.run import run_stages, unlearn
 from excise.stages import loop
 from excise.stages.state import State
 
@@ -92,6 +92,48 @@ def records() -> dict[str, Any]:
     return {split: [record.to_json() for record in rows] for split, rows in found.items()}
 
 
+RECIPE = """
+model: {model}
+data: {{name: strangers, forget_people: 1, retain_people: 1, holdout_people: 1}}
+method: {{name: npo, lr: 1.0e-3, steps: 6, batch: 3, checkpoint_every: 2, guard: {{every: 2, degenerate: 1.0, rise: 50}}}}
+evaluation: {{limit: 3, max_new_tokens: 2}}
+precision: float32
+parallel: {parallel}
+"""
+KILLED_AFTER = 4
+
+
+class Killed(BaseException):
+    """Ends a run as a kill would: what it has written so far stays."""
+
+
+def recipe(folder: Path, parallel: str) -> Path:
+    """A recipe file on the folder's model."""
+    place = folder / f"{parallel}.yaml"
+    if ranks.is_main():
+        place.write_text(RECIPE.format(model=folder / "model", parallel=parallel))
+    ranks.wait()
+    return place
+
+
+def killed_run(folder: Path, parallel: Mode) -> None:
+    """A run that ends after a few steps as if it had been killed."""
+    one = loop.Loop._one_step
+
+    def stepping(self: loop.Loop) -> None:
+        one(self)
+        if self.step == KILLED_AFTER:
+            raise Killed
+
+    loop.Loop._one_step = stepping
+    try:
+        unlearn(Recipe.load(recipe(folder, parallel)), folder / f"run-{parallel}")
+    except Killed:
+        ranks.wait()
+    finally:
+        loop.Loop._one_step = one
+
+
 def main() -> None:
     torch.set_num_threads(1)
     ranks.start()
@@ -114,7 +156,10 @@ def main() -> None:
     told["stretches"] = ranks.gather(list(ranks.own_stretch(range(7))))
     if ranks.is_main():
         (folder / "told.json").write_text(json.dumps(told))
-    ranks.stop()
+    for parallel in ("copies", "shards"):
+        killed_run(folder, parallel)
+    sys.argv = ["excise", "run", str(recipe(folder, "auto")), "--out", str(folder / "command")]
+    cli.main()  # leaves the other processes at its end
 
 
 if __name__ == "__main__":

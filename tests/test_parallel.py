@@ -19,7 +19,8 @@ from conftest import REPOSITORY, refused, tiny
 from excise.errors import InputError
 from excise.parallel import ranks
 from excise.parallel.sharding import resolve
-from excise.run import refuse_apart
+from excise.recipe import Recipe
+from excise.run import refuse_apart, unlearn
 from excise.saving import save
 from excise.stages.optimise import Optimiser
 from excise.stages.train import Train
@@ -28,21 +29,21 @@ from excise.subject import load
 TESTS = Path(__file__).parent
 
 
-def launch(program: list[str], processes: int = 2, **environment: str) -> str:
-    """Runs a program in several processes that talk through gloo; returns what it printed on stderr."""
+def launch(program: list[str], processes: int = 2, **environment: str) -> None:
+    """Runs a program in several processes that talk through gloo."""
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *program]
     paths = os.pathsep.join([str(REPOSITORY / "src"), str(TESTS)])
     surroundings = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore", **environment}
     done = subprocess.run(command, env=surroundings, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return done.stderr
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """What two processes found out, in one launch."""
     folder = tmp_path_factory.mktemp("two")
-    launch([str(TESTS / "parallel_driver.py"), str(folder)])
+    save(tiny("llama"), folder / "model", provenance={})
+    launch([str(TESTS / "parallel_driver.py"), str(folder)], ACCELERATE_USE_FSDP="true", EXCISE_CACHE=str(folder / "cache"))
     return folder, json.loads((folder / "told.json").read_text())
 
 
@@ -88,53 +89,38 @@ def test_what_processes_tell_each_other(told: tuple[Path, dict[str, Any]]) -> No
     assert found["stretches"] == [[0, 1, 2], [3, 4, 5, 6]]
 
 
-RECIPE = """
-model: {model}
-data: {{name: strangers, forget_people: 1, retain_people: 1, holdout_people: 1}}
-method: {{name: npo, lr: 1.0e-3, steps: 6, batch: 3, checkpoint_every: 2, guard: {{every: 2, degenerate: 1.0, rise: 50}}}}
-evaluation: {{limit: 3, max_new_tokens: 2}}
-parallel: {parallel}
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["copies", "shards"])
-def test_a_run_of_two_processes_goes_on_in_one_and_ends_with_the_same_folder(parallel: str, tmp_path: Path, cache: Path) -> None:
-    model = save(tiny("llama"), tmp_path / "model", provenance={})
-    (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=model, parallel=parallel))
-    run = ["-m", "excise", "run", str(tmp_path / "recipe.yaml"), "--out"]
-    told = launch([str(TESTS / "parallel_run.py"), str(tmp_path / "recipe.yaml"), str(tmp_path / "two"), "kill-after", "4"])
-    work = tmp_path / ".two.unfinished"
-    assert "killed" in told
-    assert [p.name for p in sorted((work / "checkpoints").glob("[0-9]*"))] == ["000-0000004"]
-    assert len((work / "train.jsonl").read_text().splitlines()) == 4
-    for arguments in ([str(tmp_path / "two"), "--resume"], [str(tmp_path / "one")]):
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, "-W", "ignore", *run, *arguments], env=environment, check=True, capture_output=True)
-    logs = [[json.loads(line) for line in (tmp_path / name / "train.jsonl").read_text().splitlines()] for name in ("one", "two")]
+def test_a_run_of_two_processes_goes_on_in_one(parallel: str, told: tuple[Path, dict[str, Any]], tmp_path: Path, cache: Path) -> None:
+    folder, steps = told[0], parallel_driver.KILLED_AFTER
+    work = folder / f".run-{parallel}.unfinished"
+    assert [p.name for p in sorted((work / "checkpoints").glob("[0-9]*"))] == [f"000-{steps:07d}"]
+    assert len((work / "train.jsonl").read_text().splitlines()) == steps
+    recipe = Recipe.load(folder / f"{parallel}.yaml")
+    two, one = folder / f"run-{parallel}", tmp_path / "one"
+    results = [unlearn(recipe, one), unlearn(recipe, two, resume=True)]
+    logs = [[json.loads(line) for line in (run / "train.jsonl").read_text().splitlines()] for run in (one, two)]
     assert [row["step"] for row in logs[1]] == [row["step"] for row in logs[0]] == list(range(1, 7))
-    for one, two in zip(*logs, strict=True):
-        assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
-        assert two["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two")]
-    assert results[0]["stages"][0]["tokens"] == results[1]["stages"][0]["tokens"]
-    assert load(tmp_path / "two" / "model").model.num_parameters() == load(model).model.num_parameters()
+    for alone, apart in zip(*logs, strict=True):
+        assert apart["loss"] == pytest.approx(alone["loss"], rel=1e-3)
+        assert apart["gradient_norm"] == pytest.approx(alone["gradient_norm"], rel=1e-3)
+    assert results[0]["stages"][0]["steps"] == results[1]["stages"][0]["steps"] == 6
+    if parallel == "copies":  # with shards, an example that does not count is run as well
+        assert results[0]["stages"][0]["tokens"] == results[1]["stages"][0]["tokens"]
     scores = [result["evaluations"]["after"]["strangers"]["retain.probability"]["value"] for result in results]
     assert scores[1] == pytest.approx(scores[0], rel=1e-2)
 
 
 @pytest.mark.slow
-def test_the_command_runs_under_accelerate_and_leaves_one_whole_folder(tmp_path: Path, cache: Path) -> None:
-    model = save(tiny("llama"), tmp_path / "model", provenance={})
-    (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=model, parallel="auto"))
-    launch(["-m", "excise", "run", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "run")], ACCELERATE_USE_FSDP="true")
-    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+def test_the_command_leaves_one_whole_folder_under_accelerate_s_settings(told: tuple[Path, dict[str, Any]]) -> None:
+    run = told[0] / "command"
+    assert {p.name for p in run.iterdir()} == {
         "recipe.yaml", "environment.json", "train.jsonl", "model", "records", "attribution.jsonl", "result.json", "report.html",
     }  # fmt: skip
-    assert len((tmp_path / "run" / "train.jsonl").read_text().splitlines()) == 6
-    assert len((tmp_path / "run" / "records" / "after" / "forget.jsonl").read_text().splitlines()) == 3
-    assert not list(tmp_path.glob(".run*"))
-    assert load(tmp_path / "run" / "model").fingerprint() != load(model).fingerprint()
+    assert len((run / "train.jsonl").read_text().splitlines()) == 6
+    assert len((run / "records" / "after" / "forget.jsonl").read_text().splitlines()) == 3
+    assert not list(told[0].glob(".command*"))
+    assert load(run / "model").fingerprint() != load(told[0] / "model").fingerprint()
 
 
 # One process ------------------------------------------------------------------------------------------------------
