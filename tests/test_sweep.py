@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import yaml
@@ -263,13 +263,15 @@ def test_a_grid_runs_every_cell_once_and_asks_the_origin_and_the_twin_once(model
     refused(lambda: sweep(recipe, {**space, "seed": 1}, tmp_path / "out", resume=True), "another space.yaml")
 
 
-class FakeBench:
+class FakeBench(Bench):
     """A bench whose trials cost nothing: it writes what a trial would, from its settings."""
-
-    values_before: ClassVar[dict[str, float]] = {}
 
     def __init__(self, base: Any, space: Space, folder: Path, device: Any, narrator: Any) -> None:
         self.space = space
+
+    @property
+    def values_before(self) -> dict[str, float]:
+        return {}
 
     def run(self, settings: Any, folder: Path, number: int, *, keep_model: bool = False) -> Outcome:
         x = float(settings.get("method.lr", 0.1))
