@@ -27,6 +27,7 @@ from excise.evaluation.suites import Suite, evaluate, per_example, score
 from excise.files import cache_folder, explained, put_in_place, write_json, write_lines, write_text
 from excise.recipe import Recipe
 from excise.saving import save, update_card
+from excise.stages.chain import changed_by, in_chain, require_savable
 from excise.stages.checkpoint import Checkpoints, Loaded
 from excise.stages.state import Narrator, Silent, Stage, State
 from excise.stages.train import Train
@@ -146,9 +147,11 @@ class _Run:
             folder=self.work,
             narrator=self.narrator,
             resume=self.resume,
+            redact=self.redact,
             evaluate=lambda s: self._collect(s, benchmark, retrained, cached=False)[1],
         )
-        stages: list[Stage] = [stage for _, part in recipe.methods() for stage in part]
+        stages = in_chain([stage for _, part in recipe.methods() for stage in part])
+        require_savable(stages, merge=recipe.merge)
         for stage in stages:
             stage.check(state)
         if recipe.evaluation.before:
@@ -285,6 +288,7 @@ PHASES = {
 def run_stages(state: State, stages: list[Stage]) -> None:
     """Runs the stages of a method in order, going on from the last checkpoint where the state says so."""
     assert state.folder is not None
+    stages = in_chain(stages)
     checkpoints = Checkpoints(state.folder / "checkpoints")
     saved = checkpoints.newest() if state.resume else None
     done = saved.stage if saved is not None else 0
@@ -297,8 +301,7 @@ def run_stages(state: State, stages: list[Stage]) -> None:
         state.stage_index = index
         stage(state)
         state.resume = False
-        every = {name: p for name, p in state.subject.model.named_parameters() if _changes(stages[: index + 1], state, name)}
-        checkpoints.write(index + 1, 0, every, notes={"records": state.records, "plan": state.plan})
+        checkpoints.write(index + 1, 0, _changed(stages[: index + 1], state), notes={"records": state.records, "plan": state.plan})
 
 
 def _catch_up(state: State, finished: list[Stage], saved: Loaded | None) -> None:
@@ -310,9 +313,10 @@ def _catch_up(state: State, finished: list[Stage], saved: Loaded | None) -> None
         state.records, state.plan = list(saved.notes["records"]), list(saved.notes["plan"])
 
 
-def _changes(stages: list[Stage], state: State, name: str) -> bool:
-    """Whether any of the stages may have changed a parameter: unknown kinds of stages may have changed every one."""
-    return any(not isinstance(stage, Train) or name in stage.scope.names(state.subject) for stage in stages)
+def _changed(stages: list[Stage], state: State) -> dict[str, torch.nn.Parameter]:
+    """The parameters that the stages may have changed: all of them where a stage does not say which."""
+    told = [changed_by(stage, state.subject) for stage in stages]
+    return {name: p for name, p in state.subject.model.named_parameters() if any(names is None or name in names for names in told)}
 
 
 def narrated(narrator: Narrator) -> Callable[[str, int, int], None]:
