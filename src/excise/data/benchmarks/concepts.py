@@ -141,6 +141,11 @@ class Concepts:
         return self.concept
 
 
+def concept_names(path: str) -> list[str]:
+    """The concepts that a folder holds sentences of."""
+    return list(Concepts(path, "")._sentences)
+
+
 def shuffled(question: str, options: Sequence[str]) -> tuple[str, ...]:
     """The options in an order that depends on nothing but the words of the question and of the options."""
     return tuple(sorted(options, key=lambda option: hashlib.sha256(f"{question}\n{option}".encode()).digest()))
