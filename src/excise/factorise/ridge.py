@@ -14,6 +14,11 @@ TRIES = 4
 """How often the ridge is made ten times as large before a singular Gram matrix is given up."""
 
 
+def exact_on(values: Tensor) -> Tensor:
+    """The same on a device that has float64: where it lies, or the CPU (Apple's GPUs have none)."""
+    return values.cpu() if values.device.type == "mps" else values
+
+
 def ridge_inverse(gram: Float[Tensor, "k k"], ridge: float) -> Float[Tensor, "k k"]:
     """(gram + ridge I)^-1 in float64, by Cholesky; the ridge grows tenfold while the matrix is not positive definite.
 

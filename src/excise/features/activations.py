@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from excise.data.encode import Encoded, encode
 from excise.data.example import Example
 from excise.errors import InputError
+from excise.factorise.ridge import exact_on
 from excise.factorise.semi_nmf import SemiFactors, SemiNMF
 from excise.features.classes import Kind, mass_ratios
 from excise.features.table import TOP, Feature, FeatureTable, Token
@@ -164,7 +165,9 @@ def mlp_features(state: State, places: Places, layer: int, factorisation: SemiNM
     """
     task = f"factorising layer {layer} into {factorisation.rank} features"
     state.narrator.begin(task, factorisation.iterations * factorisation.restarts)
-    factors = factorisation(activations(state, places, layer), watch=lambda number, loss: state.narrator.advance(task, 1, f"loss {loss:.4g}"))
+    factors = factorisation(
+        exact_on(activations(state, places, layer)), watch=lambda number, loss: state.narrator.advance(task, 1, f"loss {loss:.4g}")
+    )
     state.narrator.end(task)
     g = factors.g.float().cpu()
     ratios = mass_ratios(g, places.mine, ~places.mine).tolist()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from excise.errors import InputError
+from excise.factorise.ridge import exact_on
 from excise.factorise.sparse_mf import SparseFactors, SparseMF
 from excise.features.classes import KINDS, TokenClasses, mass_ratios, shown, token_classes
 from excise.features.table import TOP, Feature, FeatureTable, Token
@@ -64,7 +65,7 @@ def localise(
         )
     scale = embedding_scale(subject)
     rows = cast(Tensor, subject.embedding.weight).detach()[torch.tensor(classes.ids, device=subject.device)].float() * scale
-    factors = _factorised(factorisation, rows, narrator)
+    factors = _factorised(factorisation, exact_on(rows), narrator)
     return Localised(classes, factors, scale, _table(subject.tokenizer, classes, factors, factorisation))
 
 

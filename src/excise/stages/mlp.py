@@ -182,7 +182,10 @@ class LayerEdit:
     def of(subject: Subject, found: MlpFeatures, chosen: Chosen, mass: float) -> LayerEdit:
         """The edit that these features make in their layer."""
         mlp, factors = Mlp.of(subject, found.layer), found.factors
-        directions = tuple(Direction.of(mlp, f, factors.neurons[f.index], factors.values[f.index].float(), mass) for f in chosen.features)
+        directions = tuple(
+            Direction.of(mlp, f, factors.neurons[f.index].to(mlp.up.weight.device), factors.values[f.index].to(mlp.up.weight.device).float(), mass)
+            for f in chosen.features
+        )
         neurons = torch.cat([direction.neurons for direction in directions]).unique()
         rows = Slice.of(subject, mlp.up.weight, 0, mlp.offset + neurons)
         columns = Slice.of(subject, mlp.down.weight, 1, neurons)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from excise.errors import InputError
 from excise.files import file_beside
+from excise.subject import tie
 
 if TYPE_CHECKING:
     from excise.subject import Subject
@@ -84,9 +85,7 @@ def undo(subject: Subject, file: str | Path) -> None:
     for part in reversed(slices):
         part.put_back(parameters)
     if was_tied and not subject.tied and torch.equal(cast(Tensor, subject.head.weight), cast(Tensor, subject.embedding.weight)):
-        subject.head.weight = subject.embedding.weight
-        for config in (subject.base.config, subject.base.config.get_text_config()):
-            config.tie_word_embeddings = True
+        tie(subject)
 
 
 def _read(file: Path) -> tuple[list[Slice], bool]:
