@@ -176,7 +176,7 @@ def test_features_are_chosen_by_hand() -> None:
 
 
 def test_a_choice_that_comes_out_empty_is_one_clear_line(fan: None) -> None:
-    refused(lambda: choose(Choice(judge="ratio", ratio=20), table(3.0, 9.0), "", []), "no feature has a mass ratio of 20", "9.00")
+    refused(lambda: choose(Choice(judge="ratio", ratio=20.0), table(3.0, 9.0), "", []), "no feature has a mass ratio of 20", "9.00")
     refused(lambda: choose(Choice(judge="fan", accept=0.95), table(3.0, 9.0), "Rome", []), "accepts none of the 2 features", "0.90")
     refused(lambda: choose(Choice(judge={"name": "fan", "undecided": True}), table(3.0), "Rome", []), "undecided: no answer")
     refused(lambda: choose(Choice(features=(7,)), table(3.0), "", []), "no feature 7", "0 to 0")

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from excise.data.example import Benchmark
 from excise.errors import InputError
 from excise.evaluation.collect import collect
@@ -212,7 +214,7 @@ class _Tuning:
 
 
 def _mean(*parts: float) -> float:
-    return float(harmonic_mean(list(parts)))
+    return float(harmonic_mean([np.array([part]) for part in parts])[0])
 
 
 def _asked(search: Search, state: State, kinds: list[str]) -> Records:
