@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -46,6 +46,15 @@ def run(subject: Subject, folder: Path | None = None, data: Benchmark | None = N
     return state
 
 
+def rows(subject: Subject) -> torch.Tensor:
+    """The input table."""
+    return cast(torch.Tensor, subject.embedding.weight).detach()
+
+
+def head(subject: Subject) -> torch.Tensor:
+    return cast(torch.Tensor, subject.head.weight).detach()
+
+
 def edited(state: State) -> dict[str, Any]:
     return state.records[-1]["edit"]
 
@@ -57,14 +66,14 @@ def edited(state: State) -> dict[str, Any]:
 def test_only_the_listed_rows_of_the_input_table_change(kind: Kind, tied: bool, tmp_path: Path) -> None:
     subject = tiny(kind, tied=tied)
     before = {name: p.detach().clone() for name, p in subject.model.named_parameters()}
-    table, head, used = subject.embedding.weight.detach().clone(), subject.head.weight.detach().clone(), subject.embedding(torch.arange(400))
+    table, output, used = rows(subject).clone(), head(subject).clone(), subject.embedding(torch.arange(400))
     state = run(subject, tmp_path)
     listed = [token["id"] for token in json.loads((tmp_path / "edits" / "000-embeddings.json").read_text())["tokens"]]
-    moved = (subject.embedding.weight != table).any(dim=1).nonzero()[:, 0].tolist()
+    moved = (rows(subject) != table).any(dim=1).nonzero()[:, 0].tolist()
     assert moved == sorted(listed)
     assert edited(state)["moved"]["tokens"] == len(listed) > 0
     assert edited(state)["moved"]["share_of_vocabulary"] == len(listed) / 400
-    assert torch.equal(subject.head.weight, head)
+    assert torch.equal(head(subject), output)
     assert not subject.tied
     assert not subject.base.config.tie_word_embeddings
     for name, parameter in subject.model.named_parameters():
@@ -97,14 +106,14 @@ def test_the_rows_are_those_of_the_formula() -> None:
     subject = tiny("gemma3")
     found = localise(subject, CONCEPT, [e.answer for e in benchmark().retain], SparseMF(rank=6, keep=0.1))
     chosen = [f.index for f in found.table.features if f.ratio >= 0.5]
-    before = subject.embedding.weight.detach().double()
+    before = rows(subject).double()
     g, f = found.factors.g.double(), found.factors.f.double()
     expected = before.clone()
     for place, token in enumerate(found.classes.ids):
         if found.classes.mask("concept_only")[place]:
             expected[token] -= 2.0 / embedding_scale(subject) * sum(g[place, k] * f[:, k] for k in chosen)
     run(subject)
-    torch.testing.assert_close(subject.embedding.weight.detach().double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(rows(subject).double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_half_precision_model_is_edited_in_float32_and_rounded_once() -> None:
@@ -114,7 +123,7 @@ def test_a_half_precision_model_is_edited_in_float32_and_rounded_once() -> None:
     exact.model.bfloat16().float()
     run(subject)
     run(exact)
-    assert torch.equal(subject.embedding.weight, exact.embedding.weight.bfloat16())
+    assert torch.equal(rows(subject), rows(exact).bfloat16())
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -413,8 +422,9 @@ def test_what_cannot_work_is_refused_before_anything_is_computed() -> None:
     refused(check(tiny("llama"), nameless, judge="model"), "concept = NAME")
     refused(lambda: stages(strength=-1.0), "strength")
     other = tiny("llama", tied=False)
-    other.layers[0].mlp.extra = torch.nn.Linear(32, 400, bias=False)
-    other.layers[0].mlp.extra.weight = other.embedding.weight
+    mlp: Any = other.layers[0].mlp
+    mlp.extra = torch.nn.Linear(32, 400, bias=False)
+    mlp.extra.weight = other.embedding.weight
     refused(check(other), "shared with")
 
 

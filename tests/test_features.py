@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -60,7 +60,8 @@ def test_tokens_are_sorted_by_where_they_occur() -> None:
 def test_padding_start_and_end_tokens_are_left_out() -> None:
     tokenizer = tiny_tokenizer()
     classes = token_classes(tokenizer, ["lighthouse<|im_end|><|endoftext|>"], ["fox"])
-    assert not {tokenizer.eos_token_id, tokenizer.pad_token_id} & set(classes.ids)
+    assert tokenizer.eos_token_id not in classes.ids
+    assert tokenizer.pad_token_id not in classes.ids
 
 
 def test_texts_without_anything_of_their_own_are_refused() -> None:
@@ -236,15 +237,16 @@ class Shifted(nn.Embedding):
 
 def test_embeddings_that_do_more_are_refused() -> None:
     subject = tiny("llama")
-    subject.base.set_input_embeddings(Shifted.from_pretrained(subject.embedding.weight.detach()))
+    subject.base.set_input_embeddings(Shifted.from_pretrained(cast(torch.Tensor, subject.embedding.weight).detach()))
     refused(lambda: embedding_scale(subject), "more than scale")
 
 
 def test_a_table_that_serves_something_else_is_refused() -> None:
     subject = tiny("llama", tied=False)
     require_own_table(subject)
-    subject.layers[1].mlp.extra = nn.Linear(32, 400, bias=False)
-    subject.layers[1].mlp.extra.weight = subject.embedding.weight
+    mlp: Any = subject.layers[1].mlp
+    mlp.extra = nn.Linear(32, 400, bias=False)
+    mlp.extra.weight = subject.embedding.weight
     refused(lambda: require_own_table(subject), "shared with model.layers.1.mlp.extra")
 
 

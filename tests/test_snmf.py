@@ -55,7 +55,7 @@ def test_places_are_spread_and_shown_in_their_context() -> None:
     assert int(some.mine.sum()) == 5
     known = {(r, t) for r, t in zip(whole.row.tolist(), whole.token.tolist(), strict=True)}
     assert {(r, t) for r, t in zip(some.row.tolist(), some.token.tolist(), strict=True)} <= known
-    assert whole.shown(4).endswith(subject.tokenizer.decode([whole.id(4)]))
+    assert whole.shown(4).endswith(str(subject.tokenizer.decode([whole.id(4)])))
     found = activations(state_of(subject), some, 0)
     everything = activations(state_of(subject), whole, 0)
     where = [
@@ -87,9 +87,10 @@ def test_a_strength_of_one_is_the_projection_and_nothing_else_changes(kind: Kind
 def test_twice_the_strength_moves_twice_as_far() -> None:
     def moved(strength: float) -> torch.Tensor:
         subject = tiny("llama")
-        before = subject.layers[0].mlp.down_proj.weight.detach().clone()
+        weight = Mlp.of(subject, 0).down.weight
+        before = weight.detach().clone()
         run(subject, mlp_features=[1], mlp_strength=strength)
-        return subject.layers[0].mlp.down_proj.weight.detach() - before
+        return weight.detach() - before
 
     torch.testing.assert_close(moved(4.0), 2 * moved(2.0), rtol=1e-4, atol=1e-6)
 
@@ -131,7 +132,7 @@ def test_the_lower_third_is_the_default_and_fused_matrices_are_understood() -> N
     assert EditMlp().chosen_layers(30) == tuple(range(10))
     assert EditMlp().chosen_layers(2) == (0,)
     subject = tiny("llama")
-    mlp = subject.layers[0].mlp
+    mlp: Any = subject.layers[0].mlp
     fused = nn.Linear(32, 128, bias=False)
     fused.weight.data = torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()])
     del mlp.up_proj, mlp.gate_proj

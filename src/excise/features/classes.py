@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float, Int8
@@ -67,8 +67,8 @@ def token_classes(tokenizer: PreTrainedTokenizerBase, concept: Sequence[str], ne
 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> set[int]:
     rows = cast("list[list[int]]", tokenizer(list(texts), add_special_tokens=False)["input_ids"])
-    left_out = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
-    return {i for row in rows for i in row} - cast(Any, left_out)
+    special = [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id]
+    return {i for row in rows for i in row} - set(cast("list[int]", special))
 
 
 def mass_ratios(sizes: Float[Tensor, "n k"], concept: Tensor, neutral: Tensor) -> Float[Tensor, " k"]:

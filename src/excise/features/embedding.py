@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from excise.errors import InputError
 from excise.factorise.ridge import exact_on
 from excise.factorise.sparse_mf import SparseFactors, SparseMF
-from excise.features.classes import KINDS, TokenClasses, mass_ratios, shown, token_classes
+from excise.features.classes import KINDS, Kind, TokenClasses, mass_ratios, shown, token_classes
 from excise.features.table import TOP, Feature, FeatureTable, Token
 from excise.hidden import capture
 
@@ -89,7 +89,7 @@ def _table(tokenizer: PreTrainedTokenizerBase, classes: TokenClasses, factors: S
         order = size.argsort(descending=True, stable=True)[:TOP].tolist()
         codes = classes.codes[tokens[k]]
         total = float(size.sum())
-        shares = {kind: float(size[codes == c].sum()) / total if total else 0.0 for c, kind in enumerate(KINDS)}
+        shares: dict[Kind, float] = {kind: float(size[codes == c].sum()) / total if total else 0.0 for c, kind in enumerate(KINDS)}
         places = [(int(tokens[k, o]), float(values[k, o])) for o in order if float(values[k, o]) != 0]
         shown_tokens = tuple(Token(classes.ids[i], shown(tokenizer, classes.ids[i]), value, KINDS[int(classes.codes[i])]) for i, value in places)
         features.append(Feature(k, float(ratio), shares, shown_tokens))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from excise.errors import InputError
 from excise.files import file_beside
@@ -35,11 +35,11 @@ class Slice:
     values: Tensor
 
     @staticmethod
-    def of(subject: Subject, parameter: nn.Parameter, dim: int, index: Tensor) -> Slice:
+    def of(subject: Subject, parameter: Tensor, dim: int, index: Tensor) -> Slice:
         """Copies these rows or columns."""
         return Slice(name_of(subject, parameter), dim, index, parameter.detach().index_select(dim, index.to(parameter.device)).clone())
 
-    def fits(self, parameter: nn.Parameter | None) -> bool:
+    def fits(self, parameter: Tensor | None) -> bool:
         """Whether the values can stand in that parameter."""
         if parameter is None or parameter.dim() != self.values.dim():
             return False
@@ -47,13 +47,13 @@ class Slice:
         return all(a == b for a, b in other) and int(self.index.max()) < parameter.shape[self.dim]
 
     @torch.no_grad()
-    def put_back(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def put_back(self, parameters: Mapping[str, Tensor]) -> None:
         """Writes the values to where they stood."""
         target = parameters[self.parameter]
         target.index_copy_(self.dim, self.index.to(target.device), self.values.to(target))
 
 
-def name_of(subject: Subject, parameter: nn.Parameter) -> str:
+def name_of(subject: Subject, parameter: Tensor) -> str:
     """The name of a parameter in the base model."""
     return next(name for name, other in subject.base.named_parameters() if other is parameter)
 
