@@ -26,7 +26,7 @@ from excise.run import run_stages
 from excise.saving import save
 from excise.stages.gradients import Loss, ProjectConflicts, Sum
 from excise.stages.guard import Guard
-from excise.stages.kept import recall, undo
+from excise.stages.kept import recall, undo_edits
 from excise.stages.optimise import Optimiser
 from excise.stages.sensitivity import chosen_ranks, column_scores
 from excise.stages.state import Stage, State
@@ -47,13 +47,7 @@ def run(subject: Subject, stages: Sequence[Stage], folder: Path | None = None, s
     state = State(subject, small_benchmark(), folder=folder, seed=seed)
     if folder is not None:
         folder.mkdir(exist_ok=True)
-        run_stages(state, list(stages))
-        return state
-    for stage in stages:
-        stage.prepare(state)
-    for index, stage in enumerate(stages):
-        state.stage_index = index
-        stage(state)
+    run_stages(state, list(stages))
     return state
 
 
@@ -326,7 +320,7 @@ def test_pruning_takes_the_dimensions_away_and_undoing_puts_them_back(kind: Kind
     assert not torch.allclose(logits(subject), said)
     assert json.loads(json.dumps(record)) == record
     assert record["changed_parameters"] == sum(f.a.shape[1] + f.b.shape[0] for f in factors_of(subject) if f.place in record["ranks"])
-    assert undo(subject, tmp_path / "run") == ["000-prune_ranks"]
+    assert undo_edits(subject, tmp_path / "run") == ["000-prune_ranks"]
     assert equal(values(subject), start)
 
 
@@ -344,7 +338,7 @@ def test_negation_takes_so_much_of_the_chosen_columns_away(strength: float, tmp_
         assert torch.equal(vector[f.b_name], start[f.b_name] * mask)
         torch.testing.assert_close(f.b.detach(), start[f.b_name] * (1 - strength * mask))
         assert torch.equal(f.a, start[f.a_name])
-    assert undo(subject, state.kept) == ["000-negate_task_vector"]
+    assert undo_edits(subject, state.kept) == ["000-negate_task_vector"]
     assert equal(values(subject), start)
 
 
@@ -461,8 +455,8 @@ def test_all_phases_run_and_undo_goes_back_step_by_step(kind: Kind, tmp_path: Pa
     again = load(save(subject, tmp_path / "saved", provenance={}))
     assert torch.equal(logits(again), logits(subject))
     before_negation = load(save(subject, tmp_path / "other", provenance={}))
-    assert undo(before_negation, tmp_path / "run", stage=3) == ["003-negate_task_vector"]
-    assert undo(subject, tmp_path / "run") == ["003-negate_task_vector", "002-prune_ranks"]
+    assert undo_edits(before_negation, tmp_path / "run", stage=3) == ["003-negate_task_vector"]
+    assert undo_edits(subject, tmp_path / "run") == ["003-negate_task_vector", "002-prune_ranks"]
     assert equal(values(subject), looking.seen)
     cut = {f.place: f for f in factors_of(before_negation)}
     for place, ranks in state.records[1]["ranks"].items():
@@ -534,7 +528,7 @@ def test_a_run_in_redacted_form_keeps_nothing_that_brings_the_knowledge_back(tmp
     assert (tmp_path / "keep" / "edits").is_dir()
     assert not (tmp_path / "redact" / "edits").exists()
     back = load(str(tmp_path / "keep" / "model"))
-    assert len(undo(back, tmp_path / "keep")) == 2
+    assert len(undo_edits(back, tmp_path / "keep")) == 2
 
 
 # Baselines ------------------------------------------------------------------------------------------------------------
@@ -639,14 +633,14 @@ def test_other_adapters_and_settings_are_refused(tmp_path: Path) -> None:
     refused(lambda: stages_of(prune={"basis": "pca"}), "method.prune.basis")
     refused(lambda: stages_of(ascent={"step": 1}), "method.ascent.step", "did you mean")
     with pytest.raises(InputError, match="no edit was kept"):
-        undo(with_adapter(small_subject()), tmp_path)
+        undo_edits(with_adapter(small_subject()), tmp_path)
 
 
 def test_undoing_with_another_adapter_is_refused(tmp_path: Path) -> None:
     run(with_adapter(small_subject()), [PruneRanks()], tmp_path / "run")
     other = with_adapter(small_subject(), rank=8)
     start = values(other)
-    refused(lambda: undo(other, tmp_path / "run"), "belongs to another adapter")
+    refused(lambda: undo_edits(other, tmp_path / "run"), "belongs to another adapter")
     assert equal(values(other), start)
 
 

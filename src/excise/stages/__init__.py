@@ -7,4 +7,6 @@ STAGES: dict[str, str] = {
     "combine_adapters": "excise.stages.combine:CombineAdapters",
     "prune_ranks": "excise.stages.surgery:PruneRanks",
     "negate_task_vector": "excise.stages.surgery:NegateTaskVector",
+    "edit_embeddings": "excise.stages.embeddings:EditEmbeddings",
+    "edit_mlp": "excise.stages.mlp:EditMlp",
 }

@@ -77,10 +77,6 @@ class AddAdapter:
             task_type="CAUSAL_LM",
         )
 
-    def changes(self, subject: Subject) -> list[str]:
-        """Names of the parameters that the stage adds."""
-        return [name for name, _ in subject.model.named_parameters() if "lora_" in name]
-
     def __call__(self, state: State) -> None:
         going_on = state.subject.is_adapter
         self.structure(state)

@@ -56,9 +56,6 @@ class AddSecondAdapter:
         subject.model.requires_grad_(False)
         subject.model.eval()
 
-    def changes(self, subject: Subject) -> list[str]:
-        return [name for name, _ in subject.model.named_parameters() if "lora_" in name]
-
     def __call__(self, state: State) -> None:
         aside = state.subject.is_adapter
         self.structure(state)
@@ -115,9 +112,6 @@ class CombineAdapters:
                 model.delete_adapter(name)
         model.requires_grad_(False)
         model.eval()
-
-    def changes(self, subject: Subject) -> list[str]:
-        return [name for name, _ in subject.model.named_parameters() if "lora_" in name]
 
     def __call__(self, state: State) -> None:
         begun = time.perf_counter()

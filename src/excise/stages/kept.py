@@ -17,9 +17,9 @@ from torch import Tensor
 from excise.errors import InputError
 from excise.files import explained
 from excise.stages.state import State
+from excise.stages.undo import FOLDER
 from excise.subject import Subject
 
-FOLDER = "edits"
 BEFORE = "before-"
 """Start of the names under which an edit keeps what it replaced."""
 
@@ -58,7 +58,7 @@ def keep_before(state: State, stage: str, tensors: Mapping[str, Tensor]) -> None
     keep(state, f"{BEFORE}{state.stage_index:03d}-{stage}", tensors)
 
 
-def undo(subject: Subject, edits: Path | Mapping[str, Mapping[str, Tensor]], stage: int = 0) -> list[str]:
+def undo_edits(subject: Subject, edits: Path | Mapping[str, Mapping[str, Tensor]], stage: int = 0) -> list[str]:
     """Puts back what the edits of a run replaced, the last one first, to the bit; returns their names.
 
     Args:
@@ -87,6 +87,6 @@ def undo(subject: Subject, edits: Path | Mapping[str, Mapping[str, Tensor]], sta
 def _read(folder: Path) -> dict[str, dict[str, Tensor]]:
     inside = folder / FOLDER if (folder / FOLDER).is_dir() else folder
     try:
-        return {file.stem: load_file(file) for file in sorted(inside.glob("*.safetensors"))}
+        return {file.stem: load_file(file) for file in sorted(inside.glob(f"{BEFORE}*.safetensors"))}
     except SafetensorError as error:
         raise InputError(f"{inside}: a file is corrupt or truncated ({error}): what it held cannot be put back") from None

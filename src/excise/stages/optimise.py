@@ -13,7 +13,10 @@ from torch import nn
 
 from excise.errors import InputError
 from excise.objectives.check import at_least, positive, within
+from excise.parallel import ranks
 from excise.scope import Role
+
+Kind = Literal["adamw", "adamw_8bit", "sgd"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Optimiser:
     """Factor on the learning rate of the modules with a role, 1 where none is given."""
     moments: Literal["kept", "fresh"] = "kept"
     """fresh: the running moments are forgotten whenever a new round begins (an epoch; with ``PerSample`` a sample)."""
+    kind: Kind = "adamw"
+    """adamw_8bit: moments in 8 bits (bitsandbytes), a quarter of their memory; sgd: no moments at all."""
 
     def __post_init__(self) -> None:
         if self.lr is not None:
@@ -72,9 +77,27 @@ class Optimiser:
             by_factor.setdefault(1.0 if role is None else self.factors.get(role, 1.0), []).append(parameter)
         return [{"params": group, "factor": factor} for factor, group in by_factor.items()]
 
-    def build(self, parameters: Sequence[Any]) -> torch.optim.AdamW:
-        """An optimiser over these parameters or groups of them; one fused pass over each where the device has it."""
+    def build(self, parameters: Sequence[Any]) -> torch.optim.Optimizer:
+        """An optimiser over these parameters or groups of them; one fused pass over each where the device has it.
+
+        Raises:
+            InputError: 8 bits are asked for where they cannot be had.
+        """
+        if self.kind == "sgd":
+            return torch.optim.SGD(parameters, lr=self.lr or 0.0, weight_decay=self.weight_decay)
+        if self.kind == "adamw_8bit":
+            return self._in_8_bits(parameters)
         return torch.optim.AdamW(parameters, lr=self.lr or 0.0, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay, fused=True)
+
+    def _in_8_bits(self, parameters: Sequence[Any]) -> torch.optim.Optimizer:
+        each = [p for entry in parameters for p in (entry["params"] if isinstance(entry, dict) else [entry])]
+        if any(ranks.is_spread(parameter) for parameter in each):
+            raise InputError("method.optimiser: adamw_8bit does not work on weights that are spread over processes: use adamw, or parallel: copies")
+        try:
+            from bitsandbytes.optim import AdamW8bit
+        except ImportError:
+            raise InputError('method.optimiser: adamw_8bit needs bitsandbytes: pip install "excise[bits]"') from None
+        return AdamW8bit(parameters, lr=self.lr or 0.0, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay)
 
     def rate(self, step: int, steps: int) -> float:
         """Learning rate of a step (0-based) among ``steps``."""

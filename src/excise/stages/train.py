@@ -20,7 +20,7 @@ from excise.view import Objective, ParameterObjective, Weight
 from excise.weights.uniform import Uniform
 
 if TYPE_CHECKING:
-    from excise.subject import Subject
+    pass
 
 Side = Literal["forget", "retain"]
 
@@ -98,8 +98,9 @@ class Train:
     """Parts into which one optimiser step is divided, to save memory."""
     checkpointing: bool = False
     """Compute activations again in the backward pass, to save memory."""
-    reference: Literal["run", "stage"] = "run"
-    """run: the model before the whole run; stage: the model before this stage."""
+    reference: Literal["auto", "run", "stage"] = "run"
+    """run: the model before the whole run; stage: the model before this stage; auto: stage where an edit of the weights stands before it
+    in the chain, else run."""
     guard: Guard = field(default_factory=Guard)
     evaluate_every: int = 0
     """Score the model every so many steps; 0 never."""
@@ -136,10 +137,6 @@ class Train:
         """The terms that have a say: those of scale 0 have none, unless the gradients look at them unscaled."""
         return tuple(term for term in self.terms if term.scale != 0.0 or (term.data == "retain" and self.unscaled))
 
-    def changes(self, subject: Subject) -> list[str]:
-        """Names of the parameters that the stage may change."""
-        return self.scope.names(subject)
-
     def check(self, state: State) -> None:
         self.scope.layers_of(state.subject.depth)
         for term in self.terms:
@@ -150,7 +147,7 @@ class Train:
 
     def prepare(self, state: State) -> None:
         self.check(state)
-        if self.reference == "run":
+        if self.reference != "stage":
             state.prepared[id(self)] = Session.build(self, state)
 
     def structure(self, state: State) -> None:
