@@ -7,10 +7,10 @@ import sys
 
 import typer
 
-from excise.cli import changing, reading, scoring
+from excise.cli import building, changing, reading, scoring
 from excise.cli.options import app
 
-__all__ = ["app", "changing", "main", "reading", "scoring"]
+__all__ = ["app", "building", "changing", "main", "reading", "scoring"]
 
 
 def main() -> None:

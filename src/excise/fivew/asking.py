@@ -5,31 +5,33 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from excise.fivew import nouns
+from excise.fivew.nouns import listed
 
 WS = ("who", "what", "when", "where", "why")
 """The classes, in the order in which they are shown."""
 
-ASKING = frozenset("who whom whose what which when where why how".split())
-AUXILIARY = frozenset(
-    "is are was were am be been s re do does did d has have had will ll would can could shall should may might must isn aren wasn weren don doesn "
-    "didn hasn haven hadn won wouldn can't couldn shouldn".split()
+ASKING = listed("who whom whose what which when where why how")
+AUXILIARY = listed(
+    "is are was were am be been s re do does did d has have had will ll would can could shall should may might must isn aren wasn weren don "
+    "doesn didn hasn haven hadn won wouldn can't couldn shouldn"
 )
-BEING = frozenset("is are was were s".split())
-POINTING = frozenset("this that these those".split())
-PREPOSITION = frozenset(
+BEING = listed("is are was were s")
+POINTING = listed("this that these those")
+PREPOSITION = listed(
     "in on at by for from to of with within without under over since until till during after before through into onto upon near about as around "
-    "between among against towards toward across per".split()
+    "between among against towards toward across per"
 )
-DETERMINER = frozenset("the a an this that these those his her its their your our my any some another".split())
-OPENERS = frozenset("that who which whose whom where when what and or but because if while known called named titled described located".split())
-QUANTITY = frozenset(
-    "many much old long far tall big large small high low deep wide heavy fast often frequently hot cold expensive thick close soon late early few".split()
+DETERMINER = listed("the a an this that these those his her its their your our my any some another")
+OPENERS = listed("that who which whose whom where when what and or but because if while known called named titled described located")
+QUANTITY = listed(
+    "many much old long far tall big large small high low deep wide heavy fast often frequently hot cold expensive thick close soon late early few"
 )
 DURATIONS = (["running", "time"], ["travel", "time"], ["screen", "time"], ["time", "period"])
 """Nouns of time that ask how long."""
-IMPERATIVES = [[verb] for verb in "name identify give state tell list specify mention recall provide indicate share describe".split()]
+IMPERATIVES = [[verb] for verb in sorted(listed("name identify give state tell list specify mention recall provide indicate share describe"))]
 ABBREVIATION = re.compile(r"\b(?:[A-Z]|Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|No|Inc|Ltd|Co|Prof|Pres|Rs|Mt|Ft|Gen|Sen|Rep|Gov|Lt|Col)$")
 QUOTED = re.compile(r"[\"“”«»][^\"“”«»]*[\"“”«»]|(?<!\w)['‘’](?!s\b)[^\"]{1,80}?['‘’](?!\w)")
 TOKEN = re.compile(r"[^\W_]+(?:[-.&][^\W_]+)*|,|:|;")
@@ -44,6 +46,7 @@ class Asked:
     why: str
 
 
+@lru_cache(maxsize=100_000)
 def asked(question: str) -> Asked:
     """Which of who, what, when, where and why a question asks for.
 
@@ -151,7 +154,7 @@ def _noun_like(token: str) -> bool:
     return not token.endswith(("s", "ed", "ing", "ly")) and token not in VERBS
 
 
-VERBS = frozenset("won wrote sang began became gave took made led left went came held ran saw met fell rose lost beat hit put set born first also".split())
+VERBS = listed("won wrote sang began became gave took made led left went came held ran saw met fell rose lost beat hit put set born first also")
 
 
 def _complement(rest: Sequence[str], before: Sequence[str]) -> tuple[list[str], str]:

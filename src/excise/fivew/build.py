@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,10 @@ def build(pairs: Sequence[Pair], settings: Build, tokens: Tokens | None = None, 
         InputError: a class without a row, fewer rows than asked for, or a split that would leak.
     """
     say = (narrator or Silent()).say
-    counts: dict[str, int] = {}
-    pairs = [tidy(pair, counts) for pair in pairs]
     say(f"Reading {len(pairs):,} questions: class, repetitions ...")
+    counts: dict[str, int] = {}
     dropped = Dropped()
-    items = clean(pairs, settings.w, settings.near, dropped)
+    items = [replace(item, pair=tidy(item.pair, counts)) for item in clean(pairs, settings.w, settings.near, dropped)]
     have = _require(items, dropped, settings)
     say(f"{len(items):,} are distinct and usable; looking for what they share ...")
     links = linked(items, settings.near, settings.common)
@@ -131,8 +130,8 @@ def _placed(items: Sequence[Item], links: Links, have: Counter[str], settings: B
     names = ", ".join(f"{name} ({count})" for name, count in links.hubs[:3]) or "none"
     most_text = f"at most --per-w {most} can" if most else "no number can"
     raise InputError(
-        f"no split of {settings.per_w or 2} rows a class keeps questions, answers and subjects apart ({most_text}): {biggest} of {len(items)} rows hang "
-        f"together, most by the names {names}; take fewer rows or a smaller --forget-share, or a lower --common to count such names as settings"
+        f"no split of {settings.per_w or 2} rows a class keeps questions, answers and subjects apart ({most_text}): {biggest} of {len(items)} rows "
+        f"hang together, most by the names {names}; take fewer rows or a smaller --forget-share, or a lower --common to count such names as settings"
     )
 
 
@@ -149,7 +148,15 @@ def _links(links: Links, items: Sequence[Item]) -> dict[str, Any]:
     }
 
 
-def write(files: Sequence[str | Path], out: Path, settings: Build, *, overwrite: bool = False, tokens: Tokens | None = None, narrator: Narrator | None = None) -> dict[str, Any]:  # fmt: skip
+def write(
+    files: Sequence[str | Path],
+    out: Path,
+    settings: Build,
+    *,
+    overwrite: bool = False,
+    tokens: Tokens | None = None,
+    narrator: Narrator | None = None,
+) -> dict[str, Any]:
     """Makes a benchmark of files and writes its folder, whole or not at all.
 
     Returns:
@@ -163,7 +170,8 @@ def write(files: Sequence[str | Path], out: Path, settings: Build, *, overwrite:
         for side, items in (("forget", built.forget), ("retain", built.retain)):
             false, more = false_answers(items, draw)
             borrowed += more
-            write_lines(folder / f"{side}.jsonl", [row(item, f"{side}-{n}", answers) for n, (item, answers) in enumerate(zip(items, false, strict=True), 1)])
+            numbered = enumerate(zip(items, false, strict=True), start=1)
+            write_lines(folder / f"{side}.jsonl", [row(item, f"{side}-{number}", answers) for number, (item, answers) in numbered])
             if side == "forget":
                 write_json(folder / "easyedit.json", [easyedit(item, answers) for item, answers in zip(items, false, strict=True)])
         report["tidied"]["false answers taken from another row"] = borrowed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 from excise.data.benchmarks.fivew import same
 from excise.evaluation.judges.wording import contains, normal_words
@@ -28,11 +29,11 @@ class Item:
     names: tuple[str, ...]
     """Normalised names in the question."""
 
-    @property
+    @cached_property
     def question(self) -> str:
         return same(self.pair.question)
 
-    @property
+    @cached_property
     def answer(self) -> str:
         """The answer in a form that does not depend on case, articles, and the way dates and numbers are written."""
         return " ".join(normal_words(self.pair.answer)) or same(self.pair.answer)
@@ -90,8 +91,8 @@ def clean(pairs: Sequence[Pair], classes: Sequence[str], near: float, dropped: D
         names: knows names already; None: learns them from these pairs.
     """
     knows = names or names_of(pairs)
-    usable = list(_usable(pairs, classes, knows, dropped))
-    return _not_near(_distinct(usable, dropped), near, dropped)
+    classed = _distinct(list(_usable(pairs, classes, dropped)), dropped)
+    return _not_near([Item(pair, w, knows(pair.question)) for pair, w in classed], near, dropped)
 
 
 def names_of(pairs: Iterable[Pair]) -> Names:
@@ -101,7 +102,7 @@ def names_of(pairs: Iterable[Pair]) -> Names:
     return Names.of([*(pair.question for pair in pairs), *short])
 
 
-def _usable(pairs: Sequence[Pair], classes: Sequence[str], names: Names, dropped: Dropped) -> Iterator[Item]:
+def _usable(pairs: Sequence[Pair], classes: Sequence[str], dropped: Dropped) -> Iterator[tuple[Pair, str]]:
     for pair in pairs:
         if not same(pair.question):
             dropped.add("no question", pair.id)
@@ -111,24 +112,25 @@ def _usable(pairs: Sequence[Pair], classes: Sequence[str], names: Names, dropped
             dropped.add("none of the five", pair.id)
         elif w not in classes:
             dropped.add("class not wanted", pair.id)
-        elif given_away(pair):
+        elif given_away(pair.question, pair.answer):
             dropped.add("answer in the question", pair.id)
         else:
-            yield Item(pair, w, names(pair.question))
+            yield pair, w
 
 
-def given_away(pair: Pair, question: str | None = None) -> bool:
+@lru_cache(maxsize=100_000)
+def given_away(question: str, answer: str) -> bool:
     """Whether a short answer stands in the question."""
-    return len(normal_words(pair.answer)) < LONG_ANSWER and contains(pair.question if question is None else question, pair.answer)
+    return len(normal_words(answer)) < LONG_ANSWER and contains(question, answer)
 
 
-def _distinct(items: Sequence[Item], dropped: Dropped) -> list[Item]:
-    first: dict[str, Item] = {}
-    for item in items:
-        before = first.setdefault(item.question, item)
-        if before is not item:
-            alike = "same" if before.answer == item.answer else "another"
-            dropped.add(f"same question, {alike} answer", item.pair.id, before.pair.id)
+def _distinct(classed: Sequence[tuple[Pair, str]], dropped: Dropped) -> list[tuple[Pair, str]]:
+    first: dict[str, tuple[Pair, str]] = {}
+    for found in classed:
+        pair, before = found[0], first.setdefault(same(found[0].question), found)[0]
+        if before is not pair:
+            alike = "same" if normal_words(before.answer) == normal_words(pair.answer) else "another"
+            dropped.add(f"same question, {alike} answer", pair.id, before.id)
     return list(first.values())
 
 
@@ -173,7 +175,7 @@ def tidy(pair: Pair, counts: dict[str, int]) -> Pair:
     for text in pair.rephrasings:
         if same(text) == same(pair.question):
             counts["rephrasings that repeat the question"] = counts.get("rephrasings that repeat the question", 0) + 1
-        elif given_away(pair, text):
+        elif given_away(text, pair.answer):
             counts["rephrasings that give the answer away"] = counts.get("rephrasings that give the answer away", 0) + 1
         else:
             rephrasings.setdefault(same(text), text)

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from excise.data.benchmarks.fivew import same
 from excise.evaluation.metrics.facts import STOP_WORDS
+from excise.fivew.nouns import listed
 
 WORD = re.compile(r"[^\W_]+(?:[-'’.&][^\W_]+)*(?:(?<=s)['’](?!\w))?")
 QUOTED = re.compile(r"[\"“]([^\"“”]{2,80})[\"”]|(?<!\w)['‘]([^'‘’]{2,80})['’](?!\w)")
-INSIDE = frozenset("of the de la le du des da do dos di del von van der den el al bin ibn for".split())
+INSIDE = listed("of the de la le du des da do dos di del von van der den el al bin ibn for")
 """Small words that may stand inside a name."""
-NO_NAME = frozenset(
-    "january february march april may june july august september october november december monday tuesday wednesday thursday friday saturday sunday "
-    "according claim evidence regarding mr mrs ms dr sir name identify give please".split()
+NO_NAME = listed(
+    "january february march april may june july august september october november december monday tuesday wednesday thursday friday saturday "
+    "sunday according claim evidence regarding mr mrs ms dr sir name identify give please"
 )
 ADJECTIVE = re.compile(r"(?:ian|ean|can|ish|ese|nch|tch|stani|aeli|reek|wiss|rman|rwegian|raqi)$")
 """Endings of words such as American and French, which say where somebody is from and name no subject."""

@@ -15,10 +15,11 @@ from excise.fivew.asking import WS, asked
 from excise.fivew.clean import Dropped, clean
 from excise.fivew.rows import Pair
 
+MONTHS = "january|february|march|april|may|june|july|august|september|october|november|december"
 LINK = re.compile(
-    r"\bbecause(?: of)?\b|\bsince\b(?! (?:\d|january|february|march|april|may|june|july|august|september|october|november|december))|\bdue to\b|\bowing to\b"
-    r"|\bthanks to\b|\bas a (?:result|consequence)\b|\bso that\b|\bin order to\b|\btherefore\b|\bthus\b|\bhence\b|\bthereby\b|\bconsequently\b"
-    r"|\b(?:led|leads|leading|lead) to\b|\b(?:resulted|results|resulting|result) (?:in|from)\b|\bcaus(?:ed|es|ing)\b|\b(?:allow|enabl|prompt|forc)(?:ed|es|s|ing)\b"
+    rf"\bbecause(?: of)?\b|\bsince\b(?! (?:\d|{MONTHS}))|\bdue to\b|\bowing to\b|\bthanks to\b|\bas a (?:result|consequence)\b|\bso that\b"
+    r"|\bin order to\b|\btherefore\b|\bthus\b|\bhence\b|\bthereby\b|\bconsequently\b|\b(?:led|leads|leading|lead) to\b"
+    r"|\b(?:resulted|results|resulting|result) (?:in|from)\b|\bcaus(?:ed|es|ing)\b|\b(?:allow|enabl|prompt|forc)(?:ed|es|s|ing)\b"
     r"|\bmeant\b|\bmeans that\b|\bwhich (?:made|makes)\b",
     re.IGNORECASE,
 )
@@ -87,7 +88,12 @@ def _classes(pairs: Sequence[Pair], classed: Sequence[str], tokens: Tokens | Non
 def _lengths(values: Sequence[int]) -> dict[str, float] | None:
     if not values:
         return None
-    return {"mean": round(float(np.mean(values)), 2), "median": float(np.median(values)), "p90": float(np.percentile(values, 90)), "max": float(max(values))}
+    return {
+        "mean": round(float(np.mean(values)), 2),
+        "median": float(np.median(values)),
+        "p90": float(np.percentile(values, 90)),
+        "max": float(max(values)),
+    }
 
 
 def _repeated(pairs: Sequence[Pair], shown: int) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from excise.errors import InputError
 from excise.files import write_text
 from excise.report import figures, names, plots, tables
 from excise.report.answers import Answers, load_answers
+from excise.report.encoding import Study, load_study
 from excise.report.leaks import Leaks, load_leaks
 from excise.report.result import PHASES, Result, load_result
 from excise.report.traces import Attribution, load_attributions, load_traces
@@ -44,6 +45,7 @@ class Run:
     attributions: tuple[Attribution, ...]
     answers: tuple[Answers, ...]
     leaks: tuple[Leaks, ...]
+    study: Study | None
     recipe: str
     environment: tuple[tuple[str, str], ...]
 
@@ -80,6 +82,11 @@ def render(results: Sequence[Result]) -> str:
     )
 
 
+def page(template: str, **parts: Any) -> str:
+    """A page of its own from one of the templates."""
+    return _environment().get_template(template).render(**parts)
+
+
 def _run(result: Result, name: str) -> Run:
     folder = result.folder
     return Run(
@@ -94,6 +101,7 @@ def _run(result: Result, name: str) -> Run:
         attributions=() if result.redacted else load_attributions(folder, MOST_ATTRIBUTIONS),
         answers=() if result.redacted else load_answers(folder, MOST_ANSWERS),
         leaks=() if result.redacted else load_leaks(result, MOST_LEAKS),
+        study=load_study(folder),
         recipe=yaml.safe_dump(dict(result.recipe), sort_keys=False, allow_unicode=True) if result.recipe else "",
         environment=tuple(_flat(result.environment)),
     )
