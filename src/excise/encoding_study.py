@@ -74,6 +74,7 @@ def write_study(
         found = study(subject, examples, precision, chosen.seed, lambda done: narrator.advance(task, done))
         narrator.end(task)
         around = environment(subject, benchmark, seed=chosen.seed, precision=precision)
+        around.pop("example_prompt", None)
         found = {**found, "model": model, "split": split, "limit": limit, "data": plain(chosen.data), "environment": around}
         write_json(work / FILE, found)
         write_page(found, work / "encoding.html", f"{model}: {split} answers of {benchmark.name}")
