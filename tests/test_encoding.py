@@ -107,7 +107,7 @@ def test_heat_map_geometry() -> None:
     drawn = heat_map("why", ["0", "1"], [("q", 1), ("k", 1)], {(0, 0): 0.25, (0, 1): 1.0, (1, 0): 0.0}, 1.0, "share")
     assert [shade.opacity for shade in drawn.shades] == [0.5, 1.0]
     assert drawn.shades[1].path == "M194.00,6h160.00v14h-160.00Z"
-    assert drawn.description == "why: share, strongest in layer 0, k: 1."
+    assert drawn.description == "why: share, strongest in layer 0, k: 1.00."
     assert ([tick.text for tick in drawn.columns], drawn.borders) == (["q", "k"], (194.0,))
 
 

@@ -43,13 +43,22 @@ def parrot(monkeypatch: pytest.MonkeyPatch, told: dict[str, str]) -> None:
 
     def ask(self: Scene, subject: Any = None, benchmark: Benchmark | None = None, plans: Any = None) -> dict[str, list[Record]]:
         rows = {split: (benchmark or self.benchmark).split(split) for split in plans}
-        return {split: [Record(e.id, e.prompt, e.answer, e.label, opening=e.opening, generation=said(e)) for e in found] for split, found in rows.items()}
+        return {
+            split: [Record(e.id, e.prompt, e.answer, e.label, opening=e.opening, generation=said(e)) for e in found] for split, found in rows.items()
+        }
 
     monkeypatch.setattr(Scene, "ask", ask)
 
 
 def test_rates_by_way_of_asking(tiny_llama: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"The miller was?": "It was Ida Holm.", "mill? In": "Old Marrow", "Who sang?": "Otto Quist", "Singer?": "Otto Quist", "Elm": "", "sung? In": "Elm"}
+    told = {
+        "The miller was?": "It was Ida Holm.",
+        "mill? In": "Old Marrow",
+        "Who sang?": "Otto Quist",
+        "Singer?": "Otto Quist",
+        "Elm": "",
+        "sung? In": "Elm",
+    }
     parrot(monkeypatch, told)
     attack = Prompts(kinds=("paraphrase", "partial"), tokens=1, splits=("forget", "retain"))
     attack.check(scene(tiny_llama))

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 WIDTH = 4
 """Letters of a shingle."""
 ROWS_AT_ONCE = 512
+PAIRS_AT_ONCE = 100_000
 
 
 def shingles(text: str) -> frozenset[str]:
@@ -44,14 +46,18 @@ def similar_pairs(texts: Sequence[str], threshold: float) -> Iterator[tuple[int,
     turned = prefix.T.tocsr()
     for start in range(0, len(texts), ROWS_AT_ONCE):
         shared = (prefix[start : start + ROWS_AT_ONCE] @ turned).tocoo()
-        first, second = shared.row + start, shared.col
+        first, second = shared.row.astype(np.int64) + start, shared.col.astype(np.int64)
         keep = (first < second) & (np.minimum(sizes[first], sizes[second]) >= threshold * np.maximum(sizes[first], sizes[second]) - 1e-9)
         first, second = first[keep], second[keep]
-        if not len(first):
-            continue
-        common = np.asarray(whole[first].multiply(whole[second]).sum(axis=1)).ravel()
+        slices = [slice(i, i + PAIRS_AT_ONCE) for i in range(0, len(first), PAIRS_AT_ONCE)]
+        common = np.concatenate([np.zeros(0), *(_common(whole, first[part], second[part]) for part in slices)])
         alike = common >= threshold * (sizes[first] + sizes[second] - common) - 1e-9
         yield from sorted(zip(first[alike].tolist(), second[alike].tolist(), strict=True))
+
+
+def _common(whole: sparse.csr_matrix, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float64]:
+    """How many shingles two rows share, for pairs of rows."""
+    return np.asarray(whole[first].multiply(whole[second]).sum(axis=1), dtype=np.float64).ravel()
 
 
 def _matrix(rows: Sequence[Sequence[int]], width: int) -> sparse.csr_matrix:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from excise.data.benchmarks.fivew import same
 from excise.evaluation.judges.wording import normal_words
@@ -58,7 +58,8 @@ def linked(items: Sequence[Item], near: float, common: float) -> Links:
     for place, item in enumerate(items):
         for key in _keys(item, settings, alone):
             _join(parent, place, first.setdefault(key, place))
-    for i, j in nearly_asked(items, near):
+    told = [replace(item, names=tuple(name for name in item.names if name not in settings)) for item in items]
+    for i, j in nearly_asked(told, near):
         _join(parent, i, j)
     long = [i for i, item in enumerate(items) if item.is_long]
     for a, b in similar_pairs([items[i].answer for i in long], ALIKE_ANSWERS):
@@ -78,8 +79,12 @@ def linked(items: Sequence[Item], near: float, common: float) -> Links:
 def nearly_asked(items: Sequence[Item], near: float) -> list[tuple[int, int]]:
     """Pairs of different items of which a question or rephrasing of one is as similar to one of the other as ``near`` says, and nothing (a
     number, another name) tells the questions apart."""
-    texts = [(place, text) for place, item in enumerate(items) for text in dict.fromkeys([item.question, *map(same, item.pair.rephrasings)])]
-    found = {(texts[a][0], texts[b][0]) for a, b in similar_pairs([text for _, text in texts], near)}
+    holders: dict[str, list[int]] = {}
+    for place, item in enumerate(items):
+        for text in dict.fromkeys([item.question, *map(same, item.pair.rephrasings)]):
+            holders.setdefault(text, []).append(place)
+    texts = list(holders)
+    found = {(min(i, j), max(i, j)) for a, b in similar_pairs(texts, near) for i in holders[texts[a]] for j in holders[texts[b]]}
     return sorted((i, j) for i, j in found if i != j and may_be_same(items[i], items[j]))
 
 
