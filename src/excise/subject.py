@@ -38,6 +38,7 @@ from excise.data.encode import Template, end_of_turn
 from excise.errors import InputError, did_you_mean
 from excise.files import read_json
 from excise.fingerprint import model_fingerprint
+from excise.parallel import ranks
 
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -196,6 +197,16 @@ def untie(subject: Subject) -> None:
         weight = cast(nn.Parameter, head.weight)
         head.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
     mark_untied(subject)
+
+
+def tie(subject: Subject) -> None:
+    """Makes the output head the embedding again, the inverse of :func:`untie`; what the head held is lost."""
+    subject.head.weight = subject.embedding.weight
+    for config in (subject.base.config, subject.base.config.get_text_config()):
+        config.tie_word_embeddings = True
+    names = getattr(subject.base, "get_expanded_tied_weights_keys", None)  # older versions of transformers keep no such table
+    if names is not None:
+        vars(subject.base)["all_tied_weights_keys"] = names(all_submodels=True)
 
 
 def mark_untied(subject: Subject) -> None:
@@ -475,7 +486,7 @@ def _read_tokenizer(base: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(ranks.own_device() or ("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -66,12 +66,28 @@ def teach(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False
 
 
 @app.command()
-def check(recipe: Path, set_: Overrides = None) -> None:
-    """Check a recipe without loading a model: print the plan and how much memory it will need."""
+def check(
+    recipe: Path,
+    set_: Overrides = None,
+    hardware: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Another machine than this one: a name (h100, rtx4090, ...) or memory=GiB,tflops=N,bandwidth=GB/s."),
+    ] = None,
+    processes: Annotated[int, typer.Option(help="Of torchrun or accelerate launch; figures are those of each.")] = 1,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure this machine for some ten seconds, for the time.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False,
+) -> None:
+    """Check a recipe without loading a model: print the plan, and how much memory and time it will need."""
+    import json
+
     from excise.console import out, pair_table
     from excise.estimate import estimate, lines
     from excise.recipe import Recipe
 
     checked = Recipe.load(recipe, set_ or ())
+    found = estimate(checked, machine=hardware, processes=processes, calibrate=calibrate)
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
     out.print(checked.to_yaml(), markup=False)
-    out.print(pair_table(lines(estimate(checked))))
+    out.print(pair_table(lines(found)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -27,18 +28,24 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupte
 
 
 def narrator() -> Any:
-    """Progress for the person who watches."""
-    from excise.console import Narrating
+    """Progress for the person who watches; of several processes the first one tells it."""
+    import os
 
-    return Narrating()
+    from excise.console import Narrating
+    from excise.stages.state import Silent
+
+    return Narrating() if os.environ.get("RANK", "0") == "0" else nullcontext(Silent())
 
 
 def close(result: dict[str, Any], folder: Path) -> None:
     """The closing words of a run: the table, what was stopped, and where the report is."""
     from excise.console import out, score_table
+    from excise.parallel import ranks
     from excise.report.result import load_result
     from excise.report.verdict import verdict
 
+    if not ranks.is_main():
+        return
     out.print(score_table(result["evaluations"]))
     for line in verdict(load_result(folder)):
         out.print(line, markup=False)

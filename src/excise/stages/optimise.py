@@ -11,7 +11,11 @@ from typing import Literal
 import torch
 from torch import nn
 
+from excise.errors import InputError
 from excise.objectives.check import at_least, positive, within
+from excise.parallel import ranks
+
+Kind = Literal["adamw", "adamw_8bit", "sgd"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Optimiser:
     """How the rate goes down to zero after warm-up."""
     warmup: float = 0.2
     """Share of all steps in which the rate goes up."""
+    kind: Kind = "adamw"
+    """adamw_8bit: moments in 8 bits (bitsandbytes), a quarter of their memory; sgd: no moments at all."""
 
     def __post_init__(self) -> None:
         if self.lr is not None:
@@ -48,9 +54,26 @@ class Optimiser:
         """The same with the learning rate filled in for a model of so many parameters."""
         return replace(self, lr=default_rate(parameters, adapter)) if self.lr is None else self
 
-    def build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.AdamW:
-        """An optimiser over these parameters; one fused pass over each where the device has it."""
+    def build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """An optimiser over these parameters; one fused pass over each where the device has it.
+
+        Raises:
+            InputError: 8 bits are asked for where they cannot be had.
+        """
+        if self.kind == "sgd":
+            return torch.optim.SGD(parameters, lr=self.lr or 0.0, weight_decay=self.weight_decay)
+        if self.kind == "adamw_8bit":
+            return self._in_8_bits(parameters)
         return torch.optim.AdamW(parameters, lr=self.lr or 0.0, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay, fused=True)
+
+    def _in_8_bits(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        if any(ranks.is_spread(parameter) for parameter in parameters):
+            raise InputError("method.optimiser: adamw_8bit does not work on weights that are spread over processes: use adamw, or parallel: copies")
+        try:
+            from bitsandbytes.optim import AdamW8bit
+        except ImportError:
+            raise InputError('method.optimiser: adamw_8bit needs bitsandbytes: pip install "excise[bits]"') from None
+        return AdamW8bit(parameters, lr=self.lr or 0.0, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay)
 
     def rate(self, step: int, steps: int) -> float:
         """Learning rate of a step (0-based) among ``steps``."""
