@@ -84,7 +84,7 @@ def _ranked(label: str, units: list[tuple[int, str, int]], values: list[float]) 
 
 def write_page(found: Mapping[str, Any], place: Path, title: str) -> Path:
     """A study as a page of its own."""
-    from excise.report.html import page
+    from excise.report.html import page_environment
 
-    write_text(place, page("encoding.html.j2", study=prepared(found), title=title))
+    write_text(place, page_environment().get_template("encoding.html.j2").render(study=prepared(found), title=title))
     return place

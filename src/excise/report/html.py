@@ -86,11 +86,6 @@ def render(results: Sequence[Result]) -> str:
     )
 
 
-def page(template: str, **parts: Any) -> str:
-    """A page of its own from one of the templates."""
-    return _environment().get_template(template).render(**parts)
-
-
 def _run(result: Result, name: str) -> Run:
     folder = result.folder
     return Run(
