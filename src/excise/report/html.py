@@ -18,6 +18,7 @@ from excise.errors import InputError
 from excise.files import write_text
 from excise.report import figures, names, plots, tables
 from excise.report.answers import Answers, load_answers
+from excise.report.encoding import Study, load_study
 from excise.report.leaks import Leaks, load_leaks
 from excise.report.result import PHASES, Result, load_result
 from excise.report.traces import Attribution, load_attributions, load_traces
@@ -44,6 +45,7 @@ class Run:
     attributions: tuple[Attribution, ...]
     answers: tuple[Answers, ...]
     leaks: tuple[Leaks, ...]
+    study: Study | None
     recipe: str
     environment: tuple[tuple[str, str], ...]
 
@@ -98,6 +100,7 @@ def _run(result: Result, name: str) -> Run:
         attributions=() if result.redacted else load_attributions(folder, MOST_ATTRIBUTIONS),
         answers=() if result.redacted else load_answers(folder, MOST_ANSWERS),
         leaks=() if result.redacted else load_leaks(result, MOST_LEAKS),
+        study=load_study(folder),
         recipe=yaml.safe_dump(dict(result.recipe), sort_keys=False, allow_unicode=True) if result.recipe else "",
         environment=tuple(_flat(result.environment)),
     )
