@@ -28,6 +28,7 @@ from excise.run import run_stages
 from excise.settings import build, plain
 from excise.stages.state import State
 from excise.stages.train import Train
+from excise.stages.undo import undo
 from excise.tokens import Given, Scored
 from excise.view import View
 
@@ -270,6 +271,9 @@ def check_method(name: str, folder: Path, settings: Mapping[str, Any] | None = N
     """All promises of a named method; ``folder`` is an empty one, ``settings`` what it cannot do without."""
     function = registry.find("methods", name)
     check_documented(function, paper=name != "compose")
+    if "training" not in inspect.signature(function).parameters:
+        check_edit(name, folder, settings or {})
+        return
     entry = {"name": name, "steps": 2, "batch": 3, "warmup": 0.0, "lr": 1e-3, "guard": {"every": 0}, **(settings or {})}
     (full,) = expanded_methods(entry)
     (again,) = expanded_methods(yaml.safe_load(yaml.safe_dump(full)))
@@ -297,6 +301,32 @@ def _check_run(entry: Mapping[str, Any], untouched: State, first: State, second:
         assert torch.isfinite(value).all(), f"{parameter} is not finite"
         assert torch.equal(value, two[parameter]), f"two runs with one seed differ in {parameter}"
         assert not value.requires_grad, f"{parameter} still asks for a gradient"
+
+
+def check_edit(name: str, folder: Path, settings: Mapping[str, Any]) -> None:
+    """All promises of a method that edits weights without training: it repeats itself, changes what it says, and can be undone."""
+    entry = {"name": name, **settings}
+    (full,) = expanded_methods(entry)
+    (again,) = expanded_methods(yaml.safe_load(yaml.safe_dump(full)))
+    assert again == full, "the expanded settings expand to something else"
+    assert _stages(full) == _stages(entry), "the expanded settings build another method"
+    start = dict(small_subject().model.named_parameters())
+    first, second = (_run(entry, folder / f"edit-{n}") for n in (1, 2))
+    one, two = (dict(state.subject.model.named_parameters()) for state in (first, second))
+    (stage,) = _stages(entry)
+    assert stage.edits, "an edit says so (edits = True), so that what follows refers to the edited model"
+    moved = {parameter for parameter in one if not torch.equal(one[parameter], start[parameter])}
+    assert moved, "nothing moved"
+    assert moved <= stage.changes(first.subject), "something moved that the stage does not name"
+    for parameter, value in one.items():
+        assert torch.isfinite(value).all(), f"{parameter} is not finite"
+        assert torch.equal(value, two[parameter]), f"two runs differ in {parameter}"
+    (record,) = first.records
+    assert {"name", "seconds", "steps", "tokens", "peak_memory_mb", "changed_parameters", "stopped", "edit"} <= set(record)
+    (place,) = [file for file in record["edit"]["files"] if file.endswith(".safetensors")]
+    undo(first.subject, folder / "edit-1" / place)
+    for parameter, value in one.items():
+        assert torch.equal(value, start[parameter]), f"undoing the edit leaves {parameter} changed"
 
 
 def _stages(entry: Mapping[str, Any]) -> list[Any]:

@@ -52,8 +52,10 @@ def test_every_file_becomes_its_splits(tmp_path: Path) -> None:
         "forget": 4,
         "retain": 3,
         "concept": 3,
+        "tuning_concept": 3,
         "concept_open": 2,
         "similar": 3,
+        "tuning_similar": 3,
         "similar_open": 2,
         "coherence": 2,
         "relearn": 2,
@@ -65,6 +67,8 @@ def test_every_file_becomes_its_splits(tmp_path: Path) -> None:
     assert made.split("concept")[0].prompt == "Which loaf is number 10?"
     assert made.split("concept_open")[0].prompt == "QA_test 0?"
     assert Concepts(str(tmp_path), "Bread", part="train")().split("similar")[0].prompt == "Which loaf is number 20?"
+    assert made.split("tuning_similar")[0].prompt == "Which loaf is number 20?"
+    assert made.split("tuning_concept")[0].prompt == "Which loaf is number 0?"
     assert all(e.bare and e.prompt for e in made.split("coherence"))
 
 

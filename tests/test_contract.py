@@ -48,6 +48,8 @@ MORE: dict[str, list[Any]] = {
 NEEDS: dict[str, dict[str, Any]] = {
     "compose": {"terms": [{"objective": "ascent", "data": "forget", "weight": {"name": "attribution", "nouns": {"words": [contract.NOUN]}}},
                           {"objective": {"name": "kl", "positions": "all"}, "data": "retain", "scale": 0.5}]},
+    "ember": {"rank": 4, "keep": 0.2, "ratio": 0.0, "judge": "ratio", "strength": 2.0},
+    "snmf": {"mlp_rank": 3, "mlp_keep": 0.2, "mlp_ratio": 0.0, "judge": "ratio", "mlp_strength": 1.0},
     **{f"{prefix}_{name}": {"attribution": {"nouns": {"words": [contract.NOUN]}}} for prefix in "ts" for name in ("ga", "wga", "npo", "rmu")},
 }  # fmt: skip
 """Settings without which a method cannot run here, or would need spaCy."""

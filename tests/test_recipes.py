@@ -24,7 +24,8 @@ def test_a_ready_recipe_loads(path: Path) -> None:
         assert Lesson.load(path).twin
     else:
         recipe = Recipe.load(path)
-        assert yaml.safe_load(recipe.to_yaml())["method"]["name"] == path.stem.split("-", 1)[1]
+        method = yaml.safe_load(recipe.to_yaml())["method"]
+        assert "+".join(part["name"] for part in (method if isinstance(method, list) else [method])) == path.stem.split("-", 1)[1]
 
 
 def test_the_recipes_of_the_demo_are_what_the_demo_runs() -> None:

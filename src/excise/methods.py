@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from excise.data.batches import Paired
 from excise.errors import InputError
+from excise.factorise.semi_nmf import SemiNMF
+from excise.factorise.sparse_mf import SparseMF
+from excise.features.choose import Choice
 from excise.objectives import CEU, DPO, KL, NLL, NPO, RMU, UNDIAL, WGA, Ascent, HiddenMSE, SatImp, SimNPO
 from excise.objectives.check import at_least
 from excise.scope import Role, Scope, Window
 from excise.settings import refuse_unknown
 from excise.stages.adapters import AddAdapter
+from excise.stages.embeddings import EditEmbeddings
 from excise.stages.guard import Guard
+from excise.stages.mlp import EditMlp
 from excise.stages.optimise import Kind, Optimiser
 from excise.stages.state import Stage
+from excise.stages.strength import Search
 from excise.stages.train import Term, Train
 from excise.view import Objective, Weight
 from excise.weights import Attribution, Uniform
@@ -61,6 +67,9 @@ class Training:
     """Train only modules with these roles."""
     checkpointing: bool = False
     """Compute activations again in the backward pass, to save memory."""
+    reference: Literal["auto", "run", "stage"] = "auto"
+    """The model that a loss or a token weight refers to: as it was before the run, or before this training; auto: before this training
+    where an edit of the weights (ember, snmf) stands before it in the chain."""
     checkpoint_every: int = 50
     """Steps between two checkpoints."""
     evaluate_every: int = 0
@@ -86,6 +95,7 @@ class Training:
             steps=self.steps,
             accumulate=self.accumulate,
             checkpointing=self.checkpointing,
+            reference=self.reference,
             guard=self.guard,
             evaluate_every=self.evaluate_every,
             keep_best=self.keep_best,
@@ -268,7 +278,62 @@ def compose(training: Training, terms: tuple[Any, ...]) -> Method:
     return training.stages(*built)
 
 
-_alone: tuple[Callable[..., Method], ...] = (ga, graddiff, ga_kl, wga, npo, simnpo, dpo, undial, satimp, ceu, rmu, compose)
+# --- edits of the weights -------------------------------------------------------------------------------------------
+
+
+def ember(
+    concept: str = "",
+    rank: int = 200,
+    keep: float = 0.01,
+    restarts: int = 1,
+    factor_seed: int = 42,
+    patience: int = 50,
+    ratio: float = 2.0,
+    judge: str | Mapping[str, Any] = "similarity",
+    accept: float | None = None,
+    features: tuple[int, ...] | None = None,
+    strength: float | Literal["search"] = "search",
+    search: Search = Search(),
+) -> Method:
+    """EMBER: a concept's own directions are subtracted from the embeddings of the tokens that only its texts have.
+
+    Forget: texts about the concept; retain: neutral texts. ``strength: search`` needs the questions of the concepts benchmark, or give
+    a number. Put it first in a chain: ``ember+rmu``, ``ember+snmf``, ``ember+t_npo``; what follows refers to the edited model.
+
+    Paper: EMBER (arXiv 2606.03695).
+    """
+    factorisation = SparseMF(rank=rank, keep=keep, restarts=restarts, seed=factor_seed, patience=patience)
+    return (EditEmbeddings(concept, factorisation, Choice(ratio, judge, accept, features), strength, search),)
+
+
+def snmf(
+    concept: str = "",
+    mlp_layers: tuple[int, ...] | None = None,
+    mlp_rank: int = 100,
+    mlp_keep: float = 0.01,
+    mlp_seed: int = 42,
+    mlp_iterations: int = 200,
+    places: int | None = 8192,
+    mass: float = 0.95,
+    mlp_ratio: float = 2.0,
+    judge: str | Mapping[str, Any] = "similarity",
+    accept: float | None = None,
+    mlp_features: tuple[int, ...] | None = None,
+    mlp_strength: float | Literal["search"] = "search",
+    mlp_search: Search = Search(grid=(1.0, 4.0, 7.0, 10.0)),
+) -> Method:
+    """SNMF: a concept's features in the MLP activations are projected out of what the neurons that carry them read and write.
+
+    Forget: texts about the concept; retain: neutral texts. Layers: by default the lower third. A strength of 1 is the projection.
+
+    Paper: Shafran et al. 2025 (arXiv 2506.10920), as a baseline and partner of EMBER (arXiv 2606.03695).
+    """
+    factorisation = SemiNMF(rank=mlp_rank, keep=mlp_keep, seed=mlp_seed, iterations=mlp_iterations)
+    choice = Choice(mlp_ratio, judge, accept, mlp_features)
+    return (EditMlp(concept, mlp_layers, factorisation, choice, mlp_strength, mlp_search, mass, places),)
+
+
+_alone: tuple[Callable[..., Method], ...] = (ga, graddiff, ga_kl, wga, npo, simnpo, dpo, undial, satimp, ceu, rmu, compose, ember, snmf)
 _by_token: tuple[Callable[..., Method], ...] = (ga_kl, wga, npo, rmu)
 
 METHODS: dict[str, Callable[..., Method]] = {

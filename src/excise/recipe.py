@@ -170,18 +170,23 @@ def build_methods(name: str, settings: Mapping[str, Any]) -> list[tuple[str, tup
 
 
 def _known(function: Any) -> set[str]:
+    return (set(inspect.signature(function).parameters) - {"training"}) | _shared(function)
+
+
+def _shared(function: Any) -> set[str]:
+    """The settings of training, for a method that trains."""
     from excise.methods import Training
 
-    names = {n for n in inspect.signature(function).parameters if n != "training"}
-    return names | {f.name for f in dataclasses.fields(Training)}
+    return {f.name for f in dataclasses.fields(Training)} if "training" in inspect.signature(function).parameters else set()
 
 
 def _build(function: Any, settings: Mapping[str, Any]) -> tuple[Any, ...]:
     from excise.methods import Training
 
-    shared = {f.name for f in dataclasses.fields(Training)}
-    training = build(Training, {k: v for k, v in settings.items() if k in shared}, "method")
-    given: dict[str, Any] = {"training": training}
+    shared = _shared(function)
+    given: dict[str, Any] = {}
+    if shared:
+        given["training"] = build(Training, {k: v for k, v in settings.items() if k in shared}, "method")
     if "weight" in settings:
         given["weight"] = component("weights", settings["weight"], "method.weight")
     return call(function, {k: v for k, v in settings.items() if k not in shared | set(given)}, "method", **given)
@@ -204,12 +209,13 @@ def expanded_methods(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _expanded(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     from excise.methods import Training
 
-    shared = [f.name for f in dataclasses.fields(Training)]
+    function = registry.find("methods", name)
+    shared = _shared(function)
     training = build(Training, {k: v for k, v in settings.items() if k in shared}, "method")
     values: dict[str, Any] = {"name": name}
-    for key, parameter in inspect.signature(registry.find("methods", name)).parameters.items():
+    for key, parameter in inspect.signature(function).parameters.items():
         if key == "training" or (key == "weight" and key not in settings):
             continue
         default, given = plain(parameter.default), settings.get(key)
         values[key] = {**default, **plain(given)} if isinstance(default, dict) and isinstance(given, Mapping) else plain(settings.get(key, default))
-    return {**values, **plain(training)}
+    return {**values, **plain(training)} if shared else values

@@ -106,7 +106,7 @@ def fields(component: Any) -> list[tuple[str, str, str]]:
 def settings_of(kind: str, component: Any) -> list[tuple[str, str, str]]:
     """The settings that a person can give: those of the component, and for a method those of every training too."""
     own = fields(component)
-    if kind != "methods":
+    if kind != "methods" or not any(name == "training" for name, _, _ in own):
         return own
     from excise.methods import Training
 

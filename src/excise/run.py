@@ -32,6 +32,7 @@ from excise.parallel.sharding import resolve
 from excise.recipe import Recipe
 from excise.saving import save, update_card
 from excise.stages.adapters import AddAdapter
+from excise.stages.chain import changed_by, in_chain, require_savable
 from excise.stages.checkpoint import Checkpoints, Loaded
 from excise.stages.state import Narrator, Silent, Stage, State
 from excise.stages.train import Train
@@ -179,9 +180,11 @@ class _Run:
             parallel=resolve(recipe.parallel, os.environ),
             narrator=self.narrator,
             resume=self.resume,
+            redact=self.redact,
             evaluate=lambda s: self._collect(s, benchmark, retrained, cached=False)[1],
         )
-        stages: list[Stage] = [stage for _, part in recipe.methods() for stage in part]
+        stages = in_chain([stage for _, part in recipe.methods() for stage in part])
+        require_savable(stages, merge=recipe.merge)
         for stage in stages:
             stage.check(state)
         refuse_apart(stages, [named.attack for named in self.attacks])
@@ -348,6 +351,7 @@ def twin_spec(recipe: Recipe) -> ModelSpec:
 def run_stages(state: State, stages: Sequence[Stage]) -> None:
     """Runs the stages of a method in order, going on from the last checkpoint where the state says so."""
     refuse_apart(stages)
+    stages = in_chain(stages)
     if state.checkpoint_folder is None:
         for stage in stages:
             stage.prepare(state)
@@ -366,8 +370,7 @@ def run_stages(state: State, stages: Sequence[Stage]) -> None:
         state.stage_index = index
         stage(state)
         state.resume = False
-        every = {name: p for name, p in state.subject.model.named_parameters() if _changes(stages[: index + 1], state, name)}
-        checkpoints.write(index + 1, 0, every, notes={"records": state.records, "plan": state.plan})
+        checkpoints.write(index + 1, 0, _changed(stages[: index + 1], state), notes={"records": state.records, "plan": state.plan})
 
 
 def _catch_up(state: State, finished: Sequence[Stage], saved: Loaded | None) -> None:
@@ -379,9 +382,10 @@ def _catch_up(state: State, finished: Sequence[Stage], saved: Loaded | None) -> 
         state.records, state.plan = list(saved.notes["records"]), list(saved.notes["plan"])
 
 
-def _changes(stages: Sequence[Stage], state: State, name: str) -> bool:
-    """Whether any of the stages may have changed a parameter: unknown kinds of stages may have changed every one."""
-    return any(not isinstance(stage, Train) or name in stage.scope.names(state.subject) for stage in stages)
+def _changed(stages: Sequence[Stage], state: State) -> dict[str, torch.nn.Parameter]:
+    """The parameters that the stages may have changed: all of them where a stage does not say which."""
+    told = [changed_by(stage, state.subject) for stage in stages]
+    return {name: p for name, p in state.subject.model.named_parameters() if any(names is None or name in names for names in told)}
 
 
 def narrated(narrator: Narrator) -> Callable[[str, int, int], None]:

@@ -199,6 +199,16 @@ def untie(subject: Subject) -> None:
     mark_untied(subject)
 
 
+def tie(subject: Subject) -> None:
+    """Makes the output head the embedding again, the inverse of :func:`untie`; what the head held is lost."""
+    subject.head.weight = subject.embedding.weight
+    for config in (subject.base.config, subject.base.config.get_text_config()):
+        config.tie_word_embeddings = True
+    names = getattr(subject.base, "get_expanded_tied_weights_keys", None)  # older versions of transformers keep no such table
+    if names is not None:
+        vars(subject.base)["all_tied_weights_keys"] = names(all_submodels=True)
+
+
 def mark_untied(subject: Subject) -> None:
     """Makes the configuration say that head and embedding are two tensors."""
     for config in (subject.base.config, subject.base.config.get_text_config()):

@@ -7,10 +7,10 @@ import sys
 
 import typer
 
-from excise.cli import changing, reading, scoring, sweeping
+from excise.cli import changing, concepts, reading, scoring, sweeping
 from excise.cli.options import app
 
-__all__ = ["app", "changing", "main", "reading", "scoring", "sweeping"]
+__all__ = ["app", "changing", "concepts", "main", "reading", "scoring", "sweeping"]
 
 
 def main() -> None:

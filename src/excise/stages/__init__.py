@@ -3,4 +3,6 @@
 STAGES: dict[str, str] = {
     "train": "excise.stages.train:Train",
     "add_adapter": "excise.stages.adapters:AddAdapter",
+    "edit_embeddings": "excise.stages.embeddings:EditEmbeddings",
+    "edit_mlp": "excise.stages.mlp:EditMlp",
 }

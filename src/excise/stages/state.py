@@ -68,6 +68,8 @@ class State:
     """Tokens per forward pass where no gradient is kept."""
     stage_index: int = 0
     resume: bool = False
+    redact: bool = False
+    """Whether no text of the data may be written into the work folder."""
     prepared: dict[int, object] = field(default_factory=dict)
     """What stages computed in ``prepare``, by the identity of the stage."""
     records: list[dict[str, Any]] = field(default_factory=list)

@@ -82,8 +82,9 @@ class Train:
     """Parts into which one optimiser step is divided, to save memory."""
     checkpointing: bool = False
     """Compute activations again in the backward pass, to save memory."""
-    reference: Literal["run", "stage"] = "run"
-    """run: the model before the whole run; stage: the model before this stage."""
+    reference: Literal["auto", "run", "stage"] = "run"
+    """run: the model before the whole run; stage: the model before this stage; auto: stage where an edit of the weights stands before it
+    in the chain, else run."""
     guard: Guard = field(default_factory=Guard)
     evaluate_every: int = 0
     """Score the model every so many steps; 0 never."""
@@ -116,7 +117,7 @@ class Train:
 
     def prepare(self, state: State) -> None:
         self.check(state)
-        if self.reference == "run":
+        if self.reference != "stage":
             state.prepared[id(self)] = Session.build(self, state)
 
     def structure(self, state: State) -> None:

@@ -32,8 +32,9 @@ class Concepts:
     ============================  ===================================================================
 
     Choice questions become ``concept`` and ``similar``, open ones ``concept_open`` and ``similar_open``, the sentences of the other
-    concepts ``others``, and MMLU questions ``mmlu``. Only the two sentence files are needed; what is not there has no split. The right
-    option stands first in most of EMBER's rows, so the options are put into an order that a hash of their words decides.
+    concepts ``others``, and MMLU questions ``mmlu``; the train choice questions are ``tuning_concept`` and ``tuning_similar`` too, which
+    no suite reports. Only the two sentence files are needed; what is not there has no split. The right option stands first in most of
+    EMBER's rows, so the options are put into an order that a hash of their words decides.
 
     Paper: EMBER (arXiv 2606.03695).
     """
@@ -43,7 +44,7 @@ class Concepts:
     concept: str
     """Which concept is to be erased."""
     part: Literal["train", "test"] = "test"
-    """Which questions: train to choose settings by, test to report."""
+    """Which questions are reported; a search for settings always takes the train questions (``tuning_concept``, ``tuning_similar``)."""
     mmlu: str | None = None
     """A table or folder of MMLU questions, as the ``choice`` benchmark reads them."""
     mmlu_limit: int | None = None
@@ -62,7 +63,8 @@ class Concepts:
             "retain": _texts("neutral", self._neutral()),
         }
         for split in QUESTIONS:
-            splits[split] = self._choice(split)
+            splits[split] = self._choice(split, self.part)
+            splits[f"tuning_{split}"] = self._choice(split, "train", "tuning_")
             splits[f"{split}_open"] = self._open(split)
         splits["coherence"] = self._prompts()
         splits["relearn"] = _texts("relearn", self._of_concept("relearn_paragraphs.json", "RelearnParagraphs"), self.concept)
@@ -92,12 +94,12 @@ class Concepts:
         texts = {name: _texts(f"others-{name}", sentences, name) for name, sentences in self._sentences.items() if name != self.concept}
         return [example for examples in texts.values() for example in spread(examples, limit)]
 
-    def _choice(self, split: str) -> list[Example]:
-        rows, where = self._questions("mc_questions.json", split)
-        return [_choice(row, f"{split}-{number}", f"{where}, question {number}", self.concept) for number, row in enumerate(rows, start=1)]
+    def _choice(self, split: str, part: str, prefix: str = "") -> list[Example]:
+        rows, where = self._questions("mc_questions.json", split, part)
+        return [_choice(row, f"{prefix}{split}-{number}", f"{where}, question {number}", self.concept) for number, row in enumerate(rows, start=1)]
 
     def _open(self, split: str) -> list[Example]:
-        rows, where = self._questions("open_questions.json", split)
+        rows, where = self._questions("open_questions.json", split, self.part)
         found: list[Example] = []
         for number, row in enumerate(rows, start=1):
             place = f"{where}, question {number}"
@@ -110,8 +112,8 @@ class Concepts:
         texts = self._of_concept("coherency_prompts.json", None)
         return [Example(f"coherence-{n}", text, self.concept, bare=True, group=self.concept) for n, text in enumerate(texts, start=1)]
 
-    def _questions(self, file: str, split: str) -> tuple[list[Any], str]:
-        key = f"{QUESTIONS[split]}_{self.part}"
+    def _questions(self, file: str, split: str, part: str) -> tuple[list[Any], str]:
+        key = f"{QUESTIONS[split]}_{part}"
         where = f"{self._place(file)}, {self.concept}, {key}"
         about = _mapping(self._read(file), self._place(file)).get(self.concept, {})
         return _list(_mapping(about, f"{self._place(file)}, {self.concept}").get(key, []), where), where
@@ -137,6 +139,11 @@ class Concepts:
                 f"data.concept: {self._place('concept_sentences.json')} has no concept {self.concept!r}: {did_you_mean(self.concept, there)}"
             )
         return self.concept
+
+
+def concept_names(path: str) -> list[str]:
+    """The concepts that a folder holds sentences of."""
+    return list(Concepts(path, "")._sentences)
 
 
 def shuffled(question: str, options: Sequence[str]) -> tuple[str, ...]:

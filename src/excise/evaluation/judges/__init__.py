@@ -10,8 +10,9 @@ from excise.errors import InputError, did_you_mean
 from excise.evaluation.metrics.fluency import is_degenerate
 from excise.evaluation.records import Verdict
 
-ASPECTS = ("truth", "related", "fluent")
-"""truth: does the answer contain the true one; related: does it keep to its subject; fluent: is it language."""
+ASPECTS = ("truth", "related", "fluent", "distinctive")
+"""truth: does the answer contain the true one; related: does it keep to its subject; fluent: is it language; distinctive: is the answer,
+a list of words, about its subject in particular."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Item:
     label: str = ""
     """who, what, when, where, why: a judge may hold long answers to another standard."""
     subject: str = ""
-    """What the answer ought to be about, for the aspect ``related``; empty: the prompt says it."""
+    """What the answer ought to be about, for ``related`` (empty: the prompt says it) and ``distinctive``: a name, or texts, one a line."""
 
     def __post_init__(self) -> None:
         if self.aspect not in ASPECTS:
@@ -64,12 +65,12 @@ def refuse_others(judge: Judge, items: Iterable[Item]) -> None:
 
 
 def settled(judge: Judge, item: Item) -> Verdict | None:
-    """The verdict on an answer that is no language, whatever the aspect: no. None: the judge has to think.
+    """The verdict on an answer that is no language: no. None: the judge has to think. A list of words need not be language.
 
     Judging models call empty answers right surprisingly often (179 of 406 in the published verdicts of MAAT, arXiv
     2605.30514), so none of ours is asked about them.
     """
-    return Verdict(judge.name, item.aspect, 0.0, "the answer is degenerate") if is_degenerate(item.answer) else None
+    return Verdict(judge.name, item.aspect, 0.0, "the answer is degenerate") if item.aspect != "distinctive" and is_degenerate(item.answer) else None
 
 
 JUDGES: dict[str, str] = {

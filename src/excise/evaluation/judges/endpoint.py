@@ -77,7 +77,7 @@ class Endpoint:
     """None: left to the server, for models that refuse it."""
 
     name: ClassVar[str] = "endpoint"
-    aspects: ClassVar[tuple[str, ...]] = ("truth", "related", "fluent")
+    aspects: ClassVar[tuple[str, ...]] = ("truth", "related", "fluent", "distinctive")
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -145,7 +145,7 @@ class Endpoint:
         return Verdict(self.name, item.aspect, decision.score, line.without_key(decision.reason)[:300])
 
     def _ask(self, line: Line, item: Item) -> Decision:
-        graded = item.aspect == "related"
+        graded = item.aspect in ("related", "distinctive")
         turns = [
             {"role": "system", "content": SYSTEM.format(form=FORMS[graded])},
             {"role": "user", "content": f"<material>\n{prompts.material(item)}\n</material>\n\n{prompts.question(item)}"},

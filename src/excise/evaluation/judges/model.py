@@ -53,7 +53,7 @@ class ModelJudge:
     """Items between two moments at which verdicts are handed over (and kept)."""
 
     name: ClassVar[str] = "model"
-    aspects: ClassVar[tuple[str, ...]] = ("truth", "related", "fluent")
+    aspects: ClassVar[tuple[str, ...]] = ("truth", "related", "fluent", "distinctive")
 
     def __post_init__(self) -> None:
         if min(self.items, self.max_tokens) < 1:

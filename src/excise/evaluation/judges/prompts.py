@@ -11,6 +11,7 @@ QUESTIONS = {
     "truth": "Does the given answer state the true answer, in whatever words? Style and what else it says do not count.",
     "truth_why": "Does the given answer state the same cause or reason as the true answer, in whatever words? Details may be missing.",
     "related": "Does the text keep to this subject?",
+    "distinctive": "Are most of these words, taken together, about this subject in particular, and not words of any text?",
     "fluent": "Is the text fluent, natural language, without gibberish or endless repetition?",
 }
 
@@ -21,6 +22,8 @@ def material(item: Item) -> str:
         return f"Question: {item.prompt.strip()}\nTrue answer: {item.truth.strip()}\nGiven answer: {item.answer.strip()}"
     if item.aspect == "related":
         return f"Subject: {(item.subject or item.prompt).strip()}\nText: {item.answer.strip()}"
+    if item.aspect == "distinctive":
+        return f"Subject: {item.subject.strip()}\nWords: {item.answer.strip()}"
     return f"Text: {item.answer.strip()}"
 
 

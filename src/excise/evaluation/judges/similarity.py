@@ -35,7 +35,9 @@ class Similarity:
       whole, its sentences, and where the truth has few words all runs of so many words (and of two more).
     * related: the cosine of the answer and the subject (or the prompt), cut at 0: a graded score.
 
-    A degenerate answer scores 0 on both. Embeddings tell topics apart, not facts: two names or two years are close to each other.
+    * distinctive: the cosine of the list of words and the mean of the subject's lines, cut at 0: a graded score.
+
+    A degenerate answer scores 0 on the first two. Embeddings tell topics apart, not facts: two names or two years are close to each other.
     docs/judges.md has the figures. Use it for paraphrased explanations ("why") and for ``related``, not for names and numbers.
 
     Paper: Reimers and Gurevych 2019, Sentence-BERT (arXiv 1908.10084); Wang et al. 2020, MiniLM (arXiv 2002.10957).
@@ -51,7 +53,7 @@ class Similarity:
     """Texts that are embedded at once."""
 
     name: ClassVar[str] = "similarity"
-    aspects: ClassVar[tuple[str, ...]] = ("truth", "related")
+    aspects: ClassVar[tuple[str, ...]] = ("truth", "related", "distinctive")
 
     def __post_init__(self) -> None:
         if not -1 <= self.threshold <= 1:
@@ -80,9 +82,10 @@ class Similarity:
     def cosines(self, items: Sequence[Item]) -> list[float]:
         """The cosine that each verdict rests on: the highest over the whole answer and, for ``truth``, its pieces."""
         said = [pieces(item.answer, item.truth, self.long_words) if item.aspect == "truth" else [item.answer] for item in items]
-        wanted = [item.truth if item.aspect == "truth" else item.subject or item.prompt for item in items]
-        vectors = self.embed(list(dict.fromkeys([*wanted, *(text for texts in said for text in texts)])))
-        return [max(float(vectors[goal] @ vectors[text]) for text in texts) for goal, texts in zip(wanted, said, strict=True)]
+        wanted = [_goals(item) for item in items]
+        vectors = self.embed(list(dict.fromkeys(text for texts in (*wanted, *said) for text in texts)))
+        centres = {goals: torch.nn.functional.normalize(torch.stack([vectors[goal] for goal in goals]).mean(dim=0), dim=0) for goals in set(wanted)}
+        return [max(float(centres[goals] @ vectors[text]) for text in texts) for goals, texts in zip(wanted, said, strict=True)]
 
     def embed(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Text -> its embedding, of length 1."""
@@ -103,6 +106,13 @@ class Similarity:
         except ImportError:
             raise InputError(MISSING) from None
         return Path(package.get_model_path())
+
+
+def _goals(item: Item) -> tuple[str, ...]:
+    """What an answer is compared with: one text, or the lines of a subject."""
+    if item.aspect == "distinctive":
+        return tuple(line for line in item.subject.split("\n") if line.strip()) or ("",)
+    return (item.truth if item.aspect == "truth" else item.subject or item.prompt,)
 
 
 def pieces(answer: str, truth: str, long_words: int) -> list[str]:

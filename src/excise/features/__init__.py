@@ -1,0 +1,1 @@
+"""Features of a concept: found by a factorisation, described by their tokens, chosen by ratio and judge."""
