@@ -336,7 +336,8 @@ def refuse_apart(stages: Sequence[Stage], attacks: Sequence[object] = ()) -> Non
         if not isinstance(stage, Train | AddAdapter) and not getattr(stage, "several_processes", False):
             raise InputError(f"the stage {type(stage).__name__} is not made for {ranks.world()} processes: {remedy}")
         if isinstance(stage, Train) and not getattr(stage.gradients, "additive", False):
-            raise InputError(f"{type(stage.gradients).__name__} needs the whole batch's gradients, not those of {ranks.world()} parts: {remedy}")
+            name = type(stage.gradients).__name__
+            raise InputError(f"{name} needs the whole batch's gradients, of which {ranks.world()} processes have parts: {remedy}")
     for attack in attacks:
         if not getattr(attack, "several_processes", True):
             raise InputError(f"the attack {type(attack).__name__} is not made for {ranks.world()} processes: {remedy}")

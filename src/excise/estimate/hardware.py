@@ -81,7 +81,7 @@ def hardware(line: str | None) -> Hardware:
         return replace(TABLE[names[0].lower()], **values)
     if missing := next((name for name in ("memory", "tflops", "bandwidth") if FIELDS[name] not in values), None):
         raise InputError(f"--hardware {line!r}: {missing}=... is missing; memory, tflops and bandwidth are needed, or the name of a machine")
-    return Hardware("as given", **{"tflops32": values["tflops"] / 2, **values})
+    return replace(Hardware("as given", 0.0, 0.0, values["tflops"] / 2, 0.0), **values)
 
 
 def this_machine() -> Hardware:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from excise.recipe import Recipe
 
 MIB = 2**20
-PROCESS = 750 * MIB
+PROCESS = 620 * MIB
 """Python, torch, transformers and peft themselves, and what torch's allocator keeps beside what is used."""
 STORED = {"none": None, "8bit": 1.05, "4bit": 0.56}
 """Bytes of a quantised weight, its scales included."""
@@ -220,7 +220,7 @@ def _logits(shape: Shape, side: Side) -> float:
     """Bytes of logits, their float32 form, probabilities and gradients, of which a piece exists at once."""
     if not side.logits:
         return 0.0
-    tables = 4 + 3 * (side.whole > 0)
+    tables = 4 + (side.whole > 0)
     return 4.0 * tables * min(side.scored * shape.vocab, max(LOGITS_AT_ONCE, shape.vocab))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from excise.data.encode import Template, encode
@@ -11,7 +11,7 @@ from excise.objectives.distance import KL
 from excise.stages.optimise import Kind
 from excise.stages.session import TOGETHER
 from excise.stages.state import State
-from excise.stages.train import Train
+from excise.stages.train import Term, Train
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,10 @@ def work_of(stage: Train, state: State) -> Work:
     layer_of = {id(p): i for i, block in enumerate(subject.layers) for p in block.parameters()}
     touched = sorted({layer_of[id(named[name])] for name in names if id(named[name]) in layer_of})
     outside = any(id(named[name]) not in layer_of for name in names)
-    needs_logits = any(term.needs_logits for term in stage.terms)
-    reached = [layer for term in stage.terms for layer in term.layers]
     depth = config.num_hidden_layers
+    terms = [_resolved(term, depth) for term in stage.terms]
+    needs_logits = any(term.needs_logits for term in terms)
+    reached = [layer for term in terms for layer in term.layers]
     last = depth if needs_logits or not reached else max(reached) + 1
     first = 0 if subject.is_adapter and not touched else touched[0] if touched else depth
     head = {id(p) for p in subject.head.parameters()}
@@ -88,6 +89,12 @@ def work_of(stage: Train, state: State) -> Work:
         half=state.precision == "bfloat16",
         reference=_reference(stage),
     )
+
+
+def _resolved(term: Term, depth: int) -> Term:
+    """The term with its layer filled in; what depends on the weights does not matter here."""
+    resolve = getattr(term.objective, "resolved", None)
+    return term if resolve is None else replace(term, objective=resolve(depth, lambda layer: 1.0))
 
 
 def _steps(stage: Train, state: State) -> int:

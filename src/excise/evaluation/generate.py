@@ -141,7 +141,7 @@ def generate(
 def _text(subject: Subject, tokens: Sequence[int], stops: Sequence[int]) -> str:
     """The decoded tokens before the first stop token."""
     end = next((k for k, token in enumerate(tokens) if token in stops), len(tokens))
-    return cast(str, subject.tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return cast(str, subject.tokenizer.decode(list(tokens[:end]), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:

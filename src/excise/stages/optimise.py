@@ -94,7 +94,7 @@ class Optimiser:
         if any(ranks.is_spread(parameter) for parameter in each):
             raise InputError("method.optimiser: adamw_8bit does not work on weights that are spread over processes: use adamw, or parallel: copies")
         try:
-            from bitsandbytes.optim import AdamW8bit
+            from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise InputError('method.optimiser: adamw_8bit needs bitsandbytes: pip install "excise[bits]"') from None
         return AdamW8bit(parameters, lr=self.lr or 0.0, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay)

@@ -141,8 +141,8 @@ class Session:
         drawn: dict[Side, set[int]] = {"forget": set(), "retain": set()}
         for step in range(self.steps):
             draw = self.draw(step)
-            for side, indices in (("forget", draw.forget), ("retain", draw.retain)):
-                drawn[side].update(i for part, _ in self._parts(indices) for i in part)
+            drawn["forget"].update(i for part, _ in self._parts(draw.forget) for i in part)
+            drawn["retain"].update(i for part, _ in self._parts(draw.retain) for i in part)
         texts: list[Encoded] = []
         for term in self.terms:
             if reads(term):

@@ -15,7 +15,6 @@ from excise.evaluation.metrics.memory import TruthRatio
 from excise.evaluation.plan import ANSWERS_AT_ONCE, Plan
 from excise.evaluation.records import Record, Records
 from excise.evaluation.score import Better, ExampleMetric, Others, Score, SetMetric, Unavailable, example_score
-from excise.parallel import ranks
 from excise.settings import build
 
 if TYPE_CHECKING:
@@ -151,7 +150,11 @@ def evaluate(
 
 def _judged_once(records: Records, suite: Suite, *, cache: Path | None, progress: Progress | None) -> Records:
     """Verdicts by the first of several processes, which may ask a server, for all of them."""
-    if not ranks.several() or not suite.judging:
+    if not suite.judging:
+        return records
+    from excise.parallel import ranks  # which needs torch; listing suites does not
+
+    if not ranks.several():
         return judge(records, suite, cache=cache, progress=progress)
     told = ranks.from_main(
         lambda: {split: [r.to_json() for r in rows] for split, rows in judge(records, suite, cache=cache, progress=progress).items()}
