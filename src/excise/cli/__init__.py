@@ -7,10 +7,10 @@ import sys
 
 import typer
 
-from excise.cli import changing, reading, scoring
+from excise.cli import changing, reading, scoring, sharing
 from excise.cli.options import app
 
-__all__ = ["app", "changing", "main", "reading", "scoring"]
+__all__ = ["app", "changing", "main", "reading", "scoring", "sharing"]
 
 
 def main() -> None:
