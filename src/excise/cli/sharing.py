@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated, Optional
@@ -97,3 +98,45 @@ def verify(
         lines += [f"repeated: {row.name} {row.now:.6g}, certified {row.certified:.6g}" for row in repeated]
         lines.append(f"{len(repeated)} of {rerun} scores repeated, all within {tolerance:g}.")
     print("\n".join(lines))
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or a model that excise saved.")],
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the hub.")],
+    public: Annotated[bool, typer.Option("--public", help="Everybody may see it; without it a new repository is private.")] = False,
+    base: Annotated[Optional[str], typer.Option(help="Hub id of the base model, where the record names a local folder.")] = None,  # noqa: UP045
+    message: Annotated[str, typer.Option(help="Of the commit.")] = "",
+) -> None:
+    """Upload a model or an adapter to the Hugging Face hub with a card that shows the results. The token comes from $HF_TOKEN."""
+    from excise.push import push as push_model
+
+    pushed = push_model(folder, repository, public=public, base=base, message=message)
+    for note in pushed.notes:
+        print(note)
+    print(f"{'private' if pushed.private else 'public'}: {pushed.url}")
+
+
+@app.command()
+def play(
+    folders: Annotated[Optional[list[Path]], typer.Argument(metavar="[DIR]...", help="Run folders, or folders of them; without any: runs.")] = None,  # noqa: UP045
+    host: Annotated[str, typer.Option(help="Where to listen; anything but this machine itself lets others ask your models.")] = "127.0.0.1",
+    port: Annotated[Optional[int], typer.Option(min=1, max=65535, help="8347, or any free one where that is taken.")] = None,  # noqa: UP045
+    keep: Annotated[int, typer.Option(min=1, help="Models that stay in memory.")] = 3,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+) -> None:
+    """Try a run on a page of this machine: the models before, after and the twin side by side."""
+    import webbrowser
+
+    from excise.play.server import is_loopback
+    from excise.play.server import play as serve
+
+    def ready(address: str) -> None:
+        print(f"excise play: {address} (Ctrl-C ends it)", flush=True)
+        if not is_loopback(host):
+            print(f"everybody who reaches {host} can ask these models and read the reports; there is no password", file=sys.stderr)
+        elif browser and sys.stdout.isatty():
+            webbrowser.open(address)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(folders or [Path("runs")], host=host, port=port, keep=keep, ready=ready)

@@ -202,7 +202,7 @@ class _Run:
 
     def _prompts(self, examples: Sequence[Example]) -> list[list[int]]:
         template = self.subject.template
-        return [encode_prompt(self.subject.tokenizer, BARE if e.bare else template, e.prompt, e.opening) for e in examples]
+        return [encode_prompt(self.subject.tokenizer, BARE if e.bare else template, e.prompt, e.opening, e.history) for e in examples]
 
     def _generate(self, plan: Plan, examples: Sequence[Example], count: _Counter) -> None:
         pending = self._pending(examples, lambda e: answer_key(e, plan))
@@ -286,20 +286,20 @@ class _Run:
 
 
 def score_key(form: Example, text: str, spread: bool) -> Key:
-    return Journal.key("score", form.prompt, form.bare, text, spread)
+    return Journal.key("score", form.prompt, form.bare, text, spread, *form.history)
 
 
 def answer_key(example: Example, plan: Plan) -> Key:
-    return Journal.key("answer", example.prompt, example.bare, example.opening, plan.max_new_tokens)
+    return Journal.key("answer", example.prompt, example.bare, example.opening, plan.max_new_tokens, *example.history)
 
 
 def sample_key(example: Example, plan: Plan) -> Key:
     drawn = (plan.samples, plan.temperature, plan.top_p, plan.seed)
-    return Journal.key("samples", example.prompt, example.bare, example.opening, plan.max_new_tokens, *drawn)
+    return Journal.key("samples", example.prompt, example.bare, example.opening, plan.max_new_tokens, *drawn, *example.history)
 
 
 def gradient_key(example: Example) -> Key:
-    return Journal.key("gradient", example.prompt, example.bare, example.answer)
+    return Journal.key("gradient", example.prompt, example.bare, example.answer, *example.history)
 
 
 @dataclass
