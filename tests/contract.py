@@ -28,7 +28,7 @@ from excise.run import run_stages
 from excise.settings import build, plain
 from excise.stages.state import State
 from excise.stages.train import Train
-from excise.tokens import Scored
+from excise.tokens import Given, Scored
 from excise.view import View
 
 __all__ = ["LENGTHS", "NOUN", "check_method", "check_objective", "check_weight", "small_benchmark", "small_subject", "synthetic_view"]
@@ -139,7 +139,7 @@ def _synthetic(logits: Tensor, objective: Any, reference: Tensor, hidden: Tensor
     target, row = torch.tensor([0, 2, 1, 3, 0]), torch.tensor([0, 0, 0, 1, 1])
 
     def scored(values: Tensor, states: Tensor) -> Scored:
-        return Scored(target, row, 2, lambda: values, dict.fromkeys(layers, states))
+        return Scored(target, row, 2, Given(values), dict.fromkeys(layers, states))
 
     alternative = logits.detach().flip(0)[:3] * 0.5 if other is None else other
     short = (torch.tensor([1, 1, 2]), torch.tensor([0, 0, 1]), 2)

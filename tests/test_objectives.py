@@ -16,7 +16,7 @@ from excise import registry
 from excise.errors import InputError
 from excise.objectives import CEU, DPO, KL, NLL, NPO, RMU, UNDIAL, WGA, Ascent, Entropy, HiddenMSE, SatImp, SimNPO
 from excise.objectives.steering import control_vector
-from excise.tokens import Scored
+from excise.tokens import Given, Scored
 from excise.view import View
 
 VOCAB, WIDTH, LAYER = 6, 5, 1
@@ -83,8 +83,8 @@ def view_of(answers: list[naive.Answer]) -> tuple[View, dict[str, Tensor], Tenso
         inner, below, _ = view_of([a.alternative for a in answers if a.alternative is not None])
         leaves["alternative"] = below["logits"]
         parts["get_alternative"] = lambda: inner
-    model = Scored(target, row, len(answers), lambda: leaves["logits"], {LAYER: leaves["hidden"]})
-    reference = Scored(target, row, len(answers), lambda: joined("reference"), {LAYER: joined("hidden_reference")})
+    model = Scored(target, row, len(answers), Given(leaves["logits"]), {LAYER: leaves["hidden"]})
+    reference = Scored(target, row, len(answers), Given(joined("reference")), {LAYER: joined("hidden_reference")})
     return View(lambda: model, lambda: reference, **parts), leaves, joined("weight")
 
 
@@ -151,7 +151,7 @@ def test_parts_of_a_batch_add_up_with_the_totals_of_the_whole() -> None:
         total = 0.0
         for part in (answers[:1], answers[1:3], answers[3:]):
             view, _, weight = view_of(part)
-            scored = Scored(**{**{f: getattr(view.model, f) for f in ("target", "row", "rows", "compute_logits", "hidden")}, **totals})
+            scored = Scored(**{**{f: getattr(view.model, f) for f in ("target", "row", "rows", "source", "hidden")}, **totals})
             whole = View(lambda scored=scored: scored, view.get_reference, get_alternative=view.get_alternative)
             total += float(objective(whole, weight).detach())
         assert total == pytest.approx(twin(answers, answers), rel=1e-6), objective

@@ -35,7 +35,8 @@ class KL:
         positive("kl.temperature", self.temperature)
 
     def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-        divergence = kl_divergence(view.reference.logits, view.model.logits, self.temperature)
+        reference = view.reference
+        divergence = view.model.over_logits(lambda logits, part: kl_divergence(reference.logits_of(part), logits, self.temperature))
         return view.model.mean(divergence, weight)
 
 

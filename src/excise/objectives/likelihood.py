@@ -100,12 +100,16 @@ class UNDIAL:
         positive("undial.beta", self.beta)
 
     def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-        scored = view.model  # looked at before no_grad, or it would be computed without gradient
-        with torch.no_grad():
-            wanted = at_least_float32(view.reference.logits).clone()
-            wanted.scatter_add_(-1, scored.target[:, None], torch.full_like(wanted[:, :1], -self.beta))
-            teacher = torch.softmax(wanted, dim=-1)
-        return scored.mean(-(teacher * scored.log_probs).sum(-1), weight)
+        scored, reference = view.model, view.reference
+
+        def cross_entropy(logits: Tensor, part: slice) -> Tensor:
+            with torch.no_grad():
+                wanted = at_least_float32(reference.logits_of(part)).clone()
+                wanted.scatter_add_(-1, scored.target[part, None], torch.full_like(wanted[:, :1], -self.beta))
+                teacher = torch.softmax(wanted, dim=-1)
+            return -(teacher * torch.log_softmax(at_least_float32(logits), dim=-1)).sum(-1)
+
+        return scored.mean(scored.over_logits(cross_entropy), weight)
 
 
 @dataclass(frozen=True)
@@ -127,11 +131,13 @@ class CEU:
         scored = view.model
         position = torch.cat([torch.arange(len(part), device=scored.row.device) for part in scored.split(scored.row)])
         counted = (position >= self.skip).to(weight.dtype)
-        logits = scored.logits  # computed before no_grad, or it would have no gradient
-        with torch.no_grad():
-            wanted = at_least_float32(logits).scatter(-1, scored.target[:, None], float("-inf"))
-            teacher = torch.softmax(wanted, dim=-1)
-        loss = -(teacher * scored.log_probs).sum(-1)
+
+        def cross_entropy(logits: Tensor, part: slice) -> Tensor:
+            logits = at_least_float32(logits)
+            teacher = torch.softmax(logits.detach().scatter(-1, scored.target[part, None], float("-inf")), dim=-1)
+            return -(teacher * torch.log_softmax(logits, dim=-1)).sum(-1)
+
+        loss = scored.over_logits(cross_entropy)
         if scored.total_tokens is None or scored.total_rows is None:
             total = float(counted.sum())
         else:

@@ -26,6 +26,9 @@ class Sum:
     Paper: every unlearning objective with a retain term, such as GradDiff (arXiv 2203.12817).
     """
 
+    together = True
+    """Both sides may run in one forward pass: their losses are added anyway."""
+
     def __call__(self, losses: Mapping[str, Callable[[], Tensor]], parameters: Sequence[nn.Parameter], backward: Callable[[Tensor], None]) -> None:
         for loss in losses.values():
             backward(loss())

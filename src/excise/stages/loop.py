@@ -253,6 +253,8 @@ class Loop:
                 "terms": dict(losses),
                 "gradient_norm": norm,
                 "learning_rate": rate,
+                "tokens": tokens,
+                "seconds": round(seconds, 4),
                 "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
                 "memory_mb": peak_memory_mb(self.session.state.subject.device),
             }

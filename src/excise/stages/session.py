@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -17,7 +18,7 @@ from excise.data.example import Example
 from excise.errors import InputError
 from excise.reference import Needs, Reference
 from excise.stages.state import State
-from excise.stages.views import Views, Weigher, contrast_logp
+from excise.stages.views import Request, Views, Weigher, contrast_logp
 from excise.subject import ModelSpec, Subject, load
 from excise.tokens import autocast, collate, layout_of, score
 from excise.view import View
@@ -25,6 +26,23 @@ from excise.weights.uniform import Uniform
 
 if TYPE_CHECKING:
     from excise.stages.train import Side, Term, Train
+
+
+TOGETHER = 2048
+"""Tokens up to which both sides run in one forward pass; beyond it one pass fills the machine, and two need less memory."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The terms of one side, and the texts of one micro-batch that they look at."""
+
+    name: str
+    terms: Sequence[int]
+    request: Request
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(text) for text in (*self.request.texts, *(self.request.alternatives or ())))
 
 
 @dataclass
@@ -159,8 +177,11 @@ class Session:
         return replace(text, start=1) if term.all_positions else text
 
     def losses(self, draw: Draw, log: dict[str, float]) -> list[dict[str, Callable[[], Tensor]]]:
-        """One entry per micro-batch: side -> function that gives that side's weighted loss."""
-        parts: list[dict[str, Callable[[], Tensor]]] = [{} for _ in range(self.stage.accumulate)]
+        """One entry per micro-batch: side -> function that gives that side's weighted loss.
+
+        Where the gradients are summed anyway and the texts are few, one function runs both sides in one forward pass.
+        """
+        parts: list[list[Share]] = [[] for _ in range(self.stage.accumulate)]
         for side, drawn in (("forget", draw.forget), ("retain", draw.retain)):
             indices = [i for i, term in enumerate(self.terms) if term.data == side and term.scale != 0.0]
             for all_positions in (False, True):
@@ -168,36 +189,41 @@ class Session:
                 if not chosen or not drawn:
                     continue
                 totals = (float(sum(self._text(self.terms[chosen[0]], i).scored for i in drawn)), float(len(drawn)))
+                name = f"{side} (all positions)" if all_positions else side
                 for part, members in zip(parts, _divided(drawn, self.stage.accumulate), strict=True):
                     if members:
-                        key = f"{side} (all positions)" if all_positions else side
-                        part[key] = self._loss_of(chosen, members, totals, log)
-        return parts
+                        part.append(Share(name, chosen, self._request(chosen, members, totals)))
+        return [{name: partial(self._loss, shares, log) for name, shares in self._runs(part)} for part in parts]
 
-    def _loss_of(self, chosen: Sequence[int], members: Sequence[int], totals: tuple[float, float], log: dict[str, float]) -> Callable[[], Tensor]:
+    def _runs(self, shares: Sequence[Share]) -> Iterator[tuple[str, Sequence[Share]]]:
+        """Which shares run in one forward pass."""
+        tokens = sum(share.tokens for share in shares)
+        if len(shares) > 1 and getattr(self.stage.gradients, "together", False) and tokens <= TOGETHER:
+            yield " + ".join(share.name for share in shares), shares
+        else:
+            yield from ((share.name, [share]) for share in shares)
+
+    def _request(self, chosen: Sequence[int], members: Sequence[int], totals: tuple[float, float]) -> Request:
         terms = [self.terms[i] for i in chosen]
-        texts = [self._text(terms[0], i) for i in members]
-        alternatives = None
-        if self.alternatives is not None and terms[0].data == "forget":
-            alternatives = [self.alternatives[i] for i in members]
+        others = self.alternatives if terms[0].data == "forget" else None
+        return Request(
+            [self._text(terms[0], i) for i in members],
+            None if others is None else [others[i] for i in members],
+            layers=tuple(sorted({layer for t in terms for layer in t.layers})),
+            logits=any(t.needs_logits for t in terms),
+            totals=totals,
+        )
 
-        def loss() -> Tensor:
-            view = self.views.of(
-                texts,
-                alternatives,
-                layers=tuple(sorted({layer for t in terms for layer in t.layers})),
-                logits=any(t.needs_logits for t in terms),
-                totals=totals,
-            )
-            self.tokens += sum(len(t) for t in texts)
-            total = torch.zeros((), device=self.state.subject.device)
-            for index, term in zip(chosen, terms, strict=True):
-                value = term.objective(view, self._weights(index, texts, view))
+    def _loss(self, shares: Sequence[Share], log: dict[str, float]) -> Tensor:
+        total = torch.zeros((), device=self.state.subject.device)
+        for share, view in zip(shares, self.views.together([share.request for share in shares]), strict=True):
+            self.tokens += sum(len(t) for t in share.request.texts)
+            for index in share.terms:
+                term = self.terms[index]
+                value = term.objective(view, self._weights(index, share.request.texts, view))
                 log[term.name] = log.get(term.name, 0.0) + float(value.detach())
                 total = total + term.scale * value
-            return total
-
-        return loss
+        return total
 
     def _weights(self, index: int, texts: Sequence[Encoded], view: View) -> Tensor:
         weigher = self.weighers.get(index)
