@@ -100,7 +100,14 @@ def hub() -> Iterator[Hub]:
             return False
 
         def _body(self) -> bytes:
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            parts: list[bytes] = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
 
         def _say(self, value: Any, status: int = 200, kind: str = "application/json") -> None:
             content = json.dumps(value).encode()

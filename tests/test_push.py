@@ -19,6 +19,9 @@ from excise.push import pack, push
 from excise.saving import save
 from fake_hub import TOKEN, Hub, hub
 
+# huggingface_hub uploads in a way that its own HTTP client advises against; nothing that a caller could change
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
 
 @pytest.fixture
 def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:

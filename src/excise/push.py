@@ -148,5 +148,6 @@ def _version(parcel: Parcel) -> str:
 
 
 def _said(error: BaseException, token: str) -> str:
-    """What went wrong, in one line and without the token."""
-    return " ".join(str(error).split()).replace(token, "***")[:300] or type(error).__name__
+    """What went wrong and what caused it, in one line and without the token."""
+    said = [text for part in (error, error.__cause__) if part is not None and (text := " ".join(str(part).split()))]
+    return ": ".join(said).replace(token, "***")[:300] or type(error).__name__
