@@ -155,7 +155,7 @@ def test_one_changed_byte_of_model_or_result_is_refused(run: Path, name: str, sh
 def test_every_changed_byte_of_a_certificate_is_refused(run: Path) -> None:
     file = run / "certificate.json"
     honest = file.read_bytes()
-    places = {*range(0, len(honest), 997), *range(len(honest) - 420, len(honest))}  # the signature is at the end
+    places = {*range(0, len(honest), 3989), *range(len(honest) - 420, len(honest), 3)}  # the signature is at the end
     for place in sorted(places):
         changed = bytearray(honest)
         changed[place] ^= 1

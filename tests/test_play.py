@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import http.client
 import json
 import shutil
 import socket
@@ -165,7 +164,7 @@ def test_run_folders_are_found_and_others_refused(run: Run, tmp_path: Path) -> N
 # What the server hands out
 
 
-def get(address: str, path: str, **headers: str) -> tuple[int, str, http.client.HTTPMessage]:
+def get(address: str, path: str, **headers: str) -> tuple[int, str, Any]:
     try:
         with urllib.request.urlopen(urllib.request.Request(urllib.parse.urljoin(address, path), headers=headers)) as answer:
             return answer.status, answer.read().decode(), answer.headers

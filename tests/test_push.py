@@ -49,7 +49,7 @@ def run(tmp_path: Path, base: Path) -> Path:
     """A run folder with scores and attacks, and a model made from the base."""
     folder = report_fixture.write_run(tmp_path / "run", attacks=True)
     subject = tiny("llama")
-    subject.model.name_or_path = str(base)
+    subject.base.name_or_path = str(base)
     save(subject, folder / "model", provenance={"method": "npo", "recipe": {"model": str(base)}})
     return folder
 

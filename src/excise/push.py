@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from excise.errors import InputError
 from excise.files import read_json
@@ -60,6 +60,7 @@ def push(folder: Path, repository: str, *, public: bool = False, base: str | Non
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
+    transport = cast("type[Exception]", HfHubHTTPError.__bases__[0])  # what the hub's HTTP client raises where there is no connection
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=token)
     operations = [
         CommitOperationAdd(name, str(content) if isinstance(content, Path) else content.encode()) for name, content in parcel.contents.items()
@@ -74,7 +75,7 @@ def push(folder: Path, repository: str, *, public: bool = False, base: str | Non
         raise InputError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset it") from None
     except (HfHubHTTPError, HFValidationError, ValueError) as error:
         raise InputError(f"the hub refused {repository}: {_said(error, token)}") from None
-    except (OSError, RuntimeError, HfHubHTTPError.__bases__[0]) as error:  # the last: the HTTP client's own errors
+    except (OSError, RuntimeError, transport) as error:
         raise InputError(f"{repository} could not be pushed: {_said(error, token)}") from None
     return Pushed(str(done.commit_url or done.repo_url), private, parcel.notes)
 

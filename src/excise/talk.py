@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -20,7 +20,9 @@ STEPS_BEHIND = 600.0
 """Seconds that a reader waits for the next piece before the model counts as stuck."""
 
 
-def stream(subject: Subject, prompt: Sequence[int], max_new_tokens: int, *, precision: Literal["float32", "bfloat16"] = "float32") -> Iterator[str]:
+def stream(
+    subject: Subject, prompt: Sequence[int], max_new_tokens: int, *, precision: Literal["float32", "bfloat16"] = "float32"
+) -> Generator[str, None, None]:
     """The greedy continuation of a prompt in pieces, as soon as each is known; together they are what `generate` returns.
 
     Closing the iterator ends the work behind it within a token.
@@ -86,7 +88,7 @@ class _Handing(StoppingCriteria):
     def __init__(self, pieces: Any, start: int, stops: set[int], stop: threading.Event) -> None:
         self.pieces, self.seen, self.stops, self.stop = pieces, start, stops, stop
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
         new = [token for token in input_ids[0, self.seen :].tolist() if token not in self.stops]
         self.seen = input_ids.shape[1]
         self.pieces.put(new)

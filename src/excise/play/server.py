@@ -7,7 +7,7 @@ import ipaddress
 import json
 import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -178,13 +178,12 @@ def _same_origin(headers: Mapping[str, str]) -> bool:
     return origin is None or origin.partition("://")[2] == headers.get("host")
 
 
-def _closing(lines: Iterator[str]) -> Iterator[str]:
+def _closing(lines: Generator[str, None, None]) -> Iterator[str]:
     """The lines; whoever stops reading ends the work behind them."""
     try:
         yield from lines
     finally:
-        if (close := getattr(lines, "close", None)) is not None:
-            close()
+        lines.close()
 
 
 def _described(run: Run) -> dict[str, Any]:
