@@ -113,6 +113,7 @@ def evaluate_model(
             "environment": around,
             "stages": [],
             "seconds": round(time.time() - begun, 1),
+            **({"attack_costs": judging.attack_costs} if named else {}),
             "evaluations": judging.evaluations,
         }
         write_json(work / "result.json", result)
@@ -190,6 +191,7 @@ class _Judging:
     attacks: tuple[Named, ...] = ()
     evaluations: dict[str, Any] = dataclasses.field(default_factory=dict)
     around: dict[str, Any] = dataclasses.field(default_factory=dict)
+    attack_costs: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     def known(self, phase: str, source: str, retrained: Records | None = None) -> Records:
         """Another model's records: from the folder of an earlier evaluation, or by asking it. It is also compared with itself."""
@@ -242,7 +244,7 @@ class _Judging:
         )
         for named in self.attacks:
             named.attack.check(scene)
-        self.evaluations |= run_attacks(self.attacks, scene, whose, self.work, redact=False)
+        self.evaluations |= run_attacks(self.attacks, scene, whose, self.work, redact=False, costs=self.attack_costs)
 
     def _against_itself(self, phase: str, records: Records, retrained: Records | None) -> dict[str, Score]:
         if phase == "retrained":

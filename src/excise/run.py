@@ -147,6 +147,7 @@ class _Run:
     shared: Path
     """The work folder of all processes, where checkpoints lie."""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    attack_costs: dict[str, dict[str, float]] = field(default_factory=dict)
     baseline: Records | None = None
     """What the model said before unlearning, where it was asked."""
 
@@ -222,6 +223,7 @@ class _Run:
             "plan": state.plan,
             "stages": state.records,
             "seconds": round(time.time() - begun, 1),
+            **({"attack_costs": self.attack_costs} if self.attacks else {}),
             "evaluations": self.evaluations,
         }
         write_json(self.work / "result.json", result)
@@ -283,7 +285,9 @@ class _Run:
 
     def _attack(self, subject: Subject, benchmark: Benchmark, whose: str) -> None:
         if self.attacks:
-            self.evaluations |= run_attacks(self.attacks, self._scene(subject, benchmark), whose, self.work, redact=self.redact)
+            self.evaluations |= run_attacks(
+                self.attacks, self._scene(subject, benchmark), whose, self.work, redact=self.redact, costs=self.attack_costs
+            )
 
     def _collect(self, subject: Subject, benchmark: Benchmark, retrained: Records | None, *, cached: bool = True) -> tuple[Records, dict[str, Score]]:
         settings = self.recipe.evaluation

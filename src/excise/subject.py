@@ -319,7 +319,9 @@ def _locate_folder(folder: Path, spec: ModelSpec) -> _Where:
         return _with_adapter(str(folder.resolve()), spec)
     if not (folder / "config.json").is_file():
         inside = sorted(file.name for file in folder.glob("*.gguf"))
+        steps = sorted(folder.glob("checkpoint-*/config.json")) + sorted(folder.glob("checkpoint-*/adapter_config.json"))
         hint = f"name the file: {folder / inside[0]}" if inside else "it has neither config.json nor adapter_config.json"
+        hint = f"name one of its checkpoints, such as {steps[-1].parent}" if steps else hint
         raise InputError(f"{folder} is not a model folder: {hint}")
     read_json(folder / "config.json")
     _check_weights(folder)

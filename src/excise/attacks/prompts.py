@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from excise.attacks.scene import Outcome, Scene, questions
@@ -155,13 +155,21 @@ def _affirmative(example: Example, attack: Prompts, scene: Scene) -> list[Exampl
     return [dataclasses.replace(example, opening="Sure, I remember this well.")]
 
 
-def _few_shot(example: Example, attack: Prompts, scene: Scene) -> list[Example]:
-    """Retain questions of the same kind first: they show the form of the answer. None of them may hold the fact that is asked for."""
+def with_shots(example: Example, retain: Sequence[Example], shots: int) -> Example | None:
+    """Retain questions of the same kind first: they show the form of the answer. None of them may hold the fact that is asked for.
+
+    None where no question is left to show.
+    """
     fact = set(words(example.span)) - STOP_WORDS
-    retain = [e for e in scene.benchmark.retain if e.prompt and not fact & set(words(e.answer))]
-    alike = [e for e in retain if e.label == example.label and e.id != example.id] or [e for e in retain if e.id != example.id]
-    shots = "\n\n".join(f"Question: {e.prompt}\nAnswer: {e.answer}" for e in alike[: attack.shots])
-    return [dataclasses.replace(example, prompt=f"{shots}\n\nQuestion: {example.prompt}\nAnswer:")] if alike else []
+    others = [e for e in retain if e.prompt and e.id != example.id and not fact & set(words(e.answer))]
+    alike = [e for e in others if e.label == example.label] or others
+    lead = "\n\n".join(f"Question: {e.prompt}\nAnswer: {e.answer}" for e in alike[:shots])
+    return dataclasses.replace(example, prompt=f"{lead}\n\nQuestion: {example.prompt}\nAnswer:") if alike else None
+
+
+def _few_shot(example: Example, attack: Prompts, scene: Scene) -> list[Example]:
+    shown = with_shots(example, scene.benchmark.retain, attack.shots)
+    return [] if shown is None else [shown]
 
 
 def _choice(example: Example, attack: Prompts, scene: Scene) -> list[Example]:

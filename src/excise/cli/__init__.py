@@ -7,10 +7,10 @@ import sys
 
 import typer
 
-from excise.cli import building, changing, concepts, reading, scoring, sweeping
+from excise.cli import building, changing, concepts, reading, scoring, sharing, sweeping
 from excise.cli.options import app
 
-__all__ = ["app", "building", "changing", "concepts", "main", "reading", "scoring", "sweeping"]
+__all__ = ["app", "building", "changing", "concepts", "main", "reading", "scoring", "sharing", "sweeping"]
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from excise.cli.options import Out, Overrides, Overwrite, Resume, app, close, narrator
+from excise.cli.options import Menu, Out, Overrides, Overwrite, Resume, app, close, narrator
 
 
 @app.command()
@@ -18,6 +18,7 @@ def demo(
     out: Annotated[Optional[Path], typer.Option(help="Run folder; without it a new one runs/demo-<method>-<n>.")] = None,  # noqa: UP045
     seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
     attacks: Annotated[bool, typer.Option("--attacks/--no-attacks", help="Whether to try to bring the knowledge back.")] = True,
+    menu: Menu = True,
 ) -> None:
     """Teach a small real model invented people, make it forget some of them, and write a report. Offline."""
     from excise import registry
@@ -30,7 +31,7 @@ def demo(
     folder = out or next_folder(chosen)
     with narrator() as telling:
         result = run_demo(chosen, folder, telling, quick=quick, seed=seed, attacks=attacks)
-    close(result, folder)
+    close(result, folder, menu)
 
 
 @app.command()
@@ -42,7 +43,7 @@ def pull(name: Annotated[str, typer.Argument(help="smollm2 or gemma3-270m")]) ->
 
 
 @app.command()
-def run(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False, overwrite: Overwrite = False) -> None:
+def run(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False, overwrite: Overwrite = False, menu: Menu = True) -> None:
     """Run a recipe: evaluate, unlearn, save, evaluate again, write the report."""
     from excise.recipe import Recipe
     from excise.run import unlearn
@@ -50,7 +51,7 @@ def run(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False, 
     checked = Recipe.load(recipe, set_ or ())
     with narrator() as telling:
         result = unlearn(checked, out, resume=resume, overwrite=overwrite, narrator=telling)
-    close(result, out)
+    close(result, out, menu)
 
 
 @app.command()

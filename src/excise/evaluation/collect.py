@@ -216,7 +216,7 @@ class _Run:
 
     def _prompts(self, examples: Sequence[Example]) -> list[list[int]]:
         template = self.subject.template
-        return [encode_prompt(self.subject.tokenizer, BARE if e.bare else template, e.prompt, e.opening) for e in examples]
+        return [encode_prompt(self.subject.tokenizer, BARE if e.bare else template, e.prompt, e.opening, e.history) for e in examples]
 
     def _generate(self, plan: Plan, examples: Sequence[Example], count: _Counter) -> None:
         pending = self._pending(examples, lambda e: answer_key(e, plan, self.engine))
@@ -302,20 +302,22 @@ class _Run:
 
 
 def score_key(form: Example, text: str, spread: bool) -> Key:
-    return Journal.key("score", form.prompt, form.bare, text, spread)
+    return Journal.key("score", form.prompt, form.bare, text, spread, *form.history)
 
 
 def answer_key(example: Example, plan: Plan, engine: Engine | None = None) -> Key:
-    return Journal.key("answer", example.prompt, example.bare, example.opening, plan.max_new_tokens, *([] if engine is None else [engine.name]))
+    others = [*example.history, *([] if engine is None else [("engine", engine.name)])]
+    return Journal.key("answer", example.prompt, example.bare, example.opening, plan.max_new_tokens, *others)
 
 
 def sample_key(example: Example, plan: Plan, engine: Engine | None = None) -> Key:
-    drawn = (plan.samples, plan.temperature, plan.top_p, plan.seed, *([] if engine is None else [engine.name]))
-    return Journal.key("samples", example.prompt, example.bare, example.opening, plan.max_new_tokens, *drawn)
+    drawn = (plan.samples, plan.temperature, plan.top_p, plan.seed)
+    others = [*example.history, *([] if engine is None else [("engine", engine.name)])]
+    return Journal.key("samples", example.prompt, example.bare, example.opening, plan.max_new_tokens, *drawn, *others)
 
 
 def gradient_key(example: Example) -> Key:
-    return Journal.key("gradient", example.prompt, example.bare, example.answer)
+    return Journal.key("gradient", example.prompt, example.bare, example.answer, *example.history)
 
 
 @dataclass

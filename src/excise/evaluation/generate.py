@@ -120,7 +120,7 @@ def generate(
         settings.do_sample, settings.temperature, settings.top_p, settings.top_k = True, sampling.temperature, sampling.top_p, 0
     order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     texts = [""] * len(prompts)
-    with _only(subject.base, settings):
+    with only(subject.base, settings):
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
             ids, mask = left_padded([prompts[i] for i in rows], pad)
@@ -129,7 +129,7 @@ def generate(
                     input_ids=ids.to(subject.device),
                     attention_mask=mask.to(subject.device),
                     generation_config=settings,
-                    logits_processor=LogitsProcessorList([_Finite(rows)]),
+                    logits_processor=LogitsProcessorList([Finite(rows)]),
                 )
             for row, tokens in zip(rows, cast(Tensor, out)[:, ids.shape[1] :].tolist(), strict=True):
                 texts[row] = _text(subject, tokens, stops)
@@ -153,7 +153,7 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Ten
 
 
 @contextmanager
-def _only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
+def only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
     """Puts the model's own generation settings aside: transformers fills whatever ours leave open from them.
 
     Hub models ship repetition penalties and sampling temperatures there, which are no part of greedy decoding.
@@ -166,7 +166,7 @@ def _only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
         base.generation_config = own
 
 
-class _Finite(LogitsProcessor):
+class Finite(LogitsProcessor):
     """Stops at the first prediction that is not a number."""
 
     def __init__(self, rows: Sequence[int]) -> None:
