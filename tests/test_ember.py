@@ -251,7 +251,7 @@ def test_the_search_takes_the_best_strength_that_passes_the_gates(pretended: Any
 def test_ties_go_to_the_smaller_strength_and_coherence_is_a_gate(pretended: Any) -> None:
     apply = pretended(lambda kind, s: 0.25 if kind == "concept" and s else 1.0)
     assert found(apply, tuned()).strength == 1
-    apply = pretended(lambda kind, s: (0.25 if s else 1.0) if kind == "concept" else 0.8 if kind == "coherence" and s < 4 else 1.0)
+    apply = pretended(lambda kind, s: (0.25 if s else 1.0) if kind == "concept" else 0.8 if kind == "coherence" and 0 < s < 4 else 1.0)
     made = found(apply, tuned(coherence=PROMPTS))
     assert made.strength == 4
     assert "coherence is left" in made.trials[0].note
