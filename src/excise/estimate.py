@@ -9,6 +9,7 @@ import torch
 
 from excise.data.encode import Template, encode
 from excise.stages.adapters import AddAdapter
+from excise.stages.features import SuppressFeatures
 from excise.stages.state import State
 from excise.stages.train import Train
 from excise.subject import Subject, outline
@@ -59,6 +60,8 @@ def estimate(recipe: Recipe) -> Estimate:
                 stage.structure(state)
             elif isinstance(stage, Train):
                 found.append(_of_stage(stage, state))
+            elif isinstance(stage, SuppressFeatures):
+                found.append(_of_stage(stage.train, state))
     if not found:
         found.append(_sizes(subject, 0, 0, 0, 0, 0, False))
     return max(found, key=lambda e: e.total_mb)

@@ -28,6 +28,7 @@ from excise.files import cache_folder, explained, put_in_place, write_json, writ
 from excise.recipe import Recipe
 from excise.saving import save, update_card
 from excise.stages.checkpoint import Checkpoints, Loaded
+from excise.stages.features import SuppressFeatures
 from excise.stages.state import Narrator, Silent, Stage, State
 from excise.stages.train import Train
 from excise.subject import ModelSpec, Subject, load
@@ -312,7 +313,7 @@ def _catch_up(state: State, finished: list[Stage], saved: Loaded | None) -> None
 
 def _changes(stages: list[Stage], state: State, name: str) -> bool:
     """Whether any of the stages may have changed a parameter: unknown kinds of stages may have changed every one."""
-    return any(not isinstance(stage, Train) or name in stage.scope.names(state.subject) for stage in stages)
+    return any(not isinstance(stage, (Train, SuppressFeatures)) or name in stage.scope.names(state.subject) for stage in stages)
 
 
 def narrated(narrator: Narrator) -> Callable[[str, int, int], None]:

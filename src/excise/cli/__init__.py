@@ -7,10 +7,10 @@ import sys
 
 import typer
 
-from excise.cli import changing, reading, scoring
+from excise.cli import building, changing, reading, sae, scoring
 from excise.cli.options import app
 
-__all__ = ["app", "changing", "main", "reading", "scoring"]
+__all__ = ["app", "building", "changing", "main", "reading", "sae", "scoring"]
 
 
 def main() -> None:

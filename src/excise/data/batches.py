@@ -14,10 +14,11 @@ from excise.objectives.check import at_least
 
 @dataclass(frozen=True)
 class Draw:
-    """The examples of one optimiser step, as indices into forget and retain."""
+    """The examples of one optimiser step, as indices into forget, retain and the stage's coherence texts."""
 
     forget: tuple[int, ...]
     retain: tuple[int, ...]
+    coherence: tuple[int, ...] = ()
 
 
 @runtime_checkable

@@ -3,4 +3,5 @@
 STAGES: dict[str, str] = {
     "train": "excise.stages.train:Train",
     "add_adapter": "excise.stages.adapters:AddAdapter",
+    "suppress_features": "excise.stages.features:SuppressFeatures",
 }

@@ -52,6 +52,7 @@ class Session:
         examples: dict[Side, tuple[Example, ...]] = {
             "forget": state.side("forget") if "forget" in sides else (),
             "retain": state.side("retain") if "retain" in sides else (),
+            "coherence": tuple(Example(f"coherence-{n}", "", text) for n, text in enumerate(stage.coherence)),
         }
         texts: dict[Side, list[Encoded]] = {
             side: [encode(subject.tokenizer, subject.template, e, max_length=stage.max_length) for e in rows] for side, rows in examples.items()
@@ -105,11 +106,12 @@ class Session:
 
     def _scheduled_texts(self, reads: Callable[[Term], bool]) -> list[Encoded]:
         """The texts that the terms in question will see in this stage, each once."""
-        drawn: dict[Side, set[int]] = {"forget": set(), "retain": set()}
+        drawn: dict[Side, set[int]] = {"forget": set(), "retain": set(), "coherence": set()}
         for step in range(self.steps):
             draw = self.draw(step)
             drawn["forget"].update(draw.forget)
             drawn["retain"].update(draw.retain)
+            drawn["coherence"].update(draw.coherence)
         texts: list[Encoded] = []
         for term in self.terms:
             if reads(term):
@@ -152,7 +154,9 @@ class Session:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def draw(self, step: int) -> Draw:
-        return self.stage.batches.draw(step, len(self.texts["forget"]), len(self.texts["retain"]), self.state.seed)
+        drawn = self.stage.batches.draw(step, len(self.texts["forget"]), len(self.texts["retain"]), self.state.seed)
+        count = len(self.texts["coherence"])
+        return replace(drawn, coherence=(step % count,)) if count else drawn
 
     def _text(self, term: Term, index: int) -> Encoded:
         text = self.texts[term.data][index]
@@ -161,7 +165,7 @@ class Session:
     def losses(self, draw: Draw, log: dict[str, float]) -> list[dict[str, Callable[[], Tensor]]]:
         """One entry per micro-batch: side -> function that gives that side's weighted loss."""
         parts: list[dict[str, Callable[[], Tensor]]] = [{} for _ in range(self.stage.accumulate)]
-        for side, drawn in (("forget", draw.forget), ("retain", draw.retain)):
+        for side, drawn in (("forget", draw.forget), ("retain", draw.retain), ("coherence", draw.coherence)):
             indices = [i for i, term in enumerate(self.terms) if term.data == side and term.scale != 0.0]
             for all_positions in (False, True):
                 chosen = [i for i in indices if self.terms[i].all_positions == all_positions]

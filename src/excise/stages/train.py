@@ -19,7 +19,8 @@ from excise.stages.state import State
 from excise.view import Objective, Weight
 from excise.weights.uniform import Uniform
 
-Side = Literal["forget", "retain"]
+Side = Literal["forget", "retain", "coherence"]
+"""What a term looks at: a side of the data, or the texts of ``Train.coherence``."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,14 @@ class Term:
     data: Side
     scale: float = 1.0
     weight: Weight = field(default_factory=Uniform)
+    label: str = ""
+    """What tells this term from another of the same objective in the log."""
 
     @property
     def name(self) -> str:
         """forget.npo, retain.kl, ..."""
+        if self.label:
+            return f"{self.data}.{self.label}"
         return f"{self.data}.{type(self.objective).__name__.lower()}"
 
     @property
@@ -93,6 +98,8 @@ class Train:
     """Steps between two checkpoints (where the run has a folder); 0 only at the end of the stage."""
     max_length: int | None = None
     """Longest text in tokens: an error for questions, a cut for plain text."""
+    coherence: tuple[str, ...] = ()
+    """Plain texts of which every step sees one in turn; what terms on ``coherence`` look at."""
     name: str = "train"
 
     def __post_init__(self) -> None:
@@ -102,6 +109,8 @@ class Train:
             raise InputError("a training stage needs at least one term")
         if self.keep_best and not self.evaluate_every:
             raise InputError("keep_best needs evaluate_every: how often to look")
+        if not self.coherence and any(term.data == "coherence" for term in self.terms):
+            raise InputError("a term on coherence needs texts: give at least one")
         for term in self.terms:
             if term.all_positions and not isinstance(term.weight, Uniform):
                 raise InputError(f"{term.name}: positions = all cannot be combined with token weights, which exist for answers only")

@@ -1,0 +1,1 @@
+"""Matrix factorisations: arrays in, factors out. Nothing here knows of models."""
