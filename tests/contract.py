@@ -26,6 +26,7 @@ from excise import registry
 from excise.recipe import build_methods, expanded_methods
 from excise.run import run_stages
 from excise.settings import build, plain
+from excise.stages.features import SuppressFeatures
 from excise.stages.state import State
 from excise.stages.train import Train
 from excise.tokens import Scored
@@ -288,7 +289,7 @@ def _check_run(entry: Mapping[str, Any], untouched: State, first: State, second:
     assert untouched.records[-1]["steps"] == 0
     assert first.records[-1]["steps"] == 2, first.records
     assert not first.records[-1]["stopped"]
-    scopes = [stage.scope.names(first.subject) for stage in _stages(entry) if isinstance(stage, Train)]
+    scopes = [stage.scope.names(first.subject) for stage in _stages(entry) if isinstance(stage, (Train, SuppressFeatures))]
     in_scope = {parameter for names in scopes for parameter in names}
     moved = {parameter for parameter in one if not torch.equal(one[parameter], start[parameter])}
     assert moved, "nothing moved"

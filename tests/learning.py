@@ -90,6 +90,10 @@ def settings_of(method: str, form: str, **more: Any) -> dict[str, Any]:
     settings["lr"] = {"full": 1e-3, "lora": 5e-3}[form]
     if form == "lora":
         settings["lora"] = {"r": 4, "alpha": 8}
+    if method == "crisp":
+        from saes import sae_for
+
+        settings |= {"sae": sae_for(taught(), 0), "ratio": 0.1}
     if method[:2] in ("t_", "s_"):
         settings["attribution"] = {"nouns": {"words": list(NOUNS)}}
     return {**settings, **more}
