@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from typer.testing import CliRunner
 
 from conftest import refused, tiny
+from excise.cli import app
 from excise.data.encode import encode
 from excise.data.example import Example
 from excise.factorise.autoencoder import Autoencoder, reconstruction
@@ -317,6 +319,15 @@ def test_an_autoencoder_of_ones_own_text(tmp_path: Path, tiny_llama: Any) -> Non
     refused(lambda: train_sae(tiny_llama, [text_file(tmp_path)], 9, tmp_path / "x", training), "layer 9 does not exist")
     (tmp_path / "short.txt").write_text("Only one sentence stands here, and that is all.")
     refused(lambda: train_sae(tiny_llama, [str(tmp_path / "short.txt")], 0, tmp_path / "x", training), "1 passage(s)", "more text")
+
+
+def test_the_command(tmp_path: Path, tiny_llama: Any) -> None:
+    given = ["sae", "train", tiny_llama.source, "--text", text_file(tmp_path), "--layer", "0", "--out", str(tmp_path / "sae")]
+    result = CliRunner().invoke(app, [*given, "--width", "32", "--k", "4", "--steps", "3", "--batch", "16"])
+    assert result.exit_code == 0, result.output
+    for part in ("explained variance", "loss recovered", "dead features", str(tmp_path / "sae")):
+        assert part in result.output
+    assert load_sae(str(tmp_path / "sae")).autoencoder.k == 4
 
 
 # Which features -------------------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ PARTS = {"QA_train": 30, "QA_test": 30, "SimdomQA_train": 12, "SimdomQA_test": 1
 def test_a_shipped_set_is_whole(name: str) -> None:
     made = Concepts(concept=name)()
     assert {split: len(examples) for split, examples in made.splits.items()} == {
-        "forget": 64, "retain": 300, "concept": 30, "concept_open": 12, "similar": 12, "similar_open": 6, "coherence": 10, "relearn": 30, "others": 20,
+        "forget": 64, "retain": 300, "concept": 30, "concept_open": 12, "similar": 12, "similar_open": 6,
+        "coherence": 10, "relearn": 30, "others": 20,
     }  # fmt: skip
     questions = read_json(SHIPPED / "mc_questions.json")[name]
     assert {part: len(rows) for part, rows in questions.items()} == PARTS
@@ -88,7 +89,8 @@ def test_smollm2_knows_something_of_the_shipped_sets(smollm2_folder: Path) -> No
 
 def test_sentences_are_split_and_sifted() -> None:
     pytest.importorskip("spacy")
-    text = "Bread needs time and salt. It is baked\nin an oven! Is rye a grain of bread? Too short. Chapter One of the book\n\nBread needs time and salt."
+    text = "Bread needs time and salt. It is baked\nin an oven! Is rye a grain of bread? Too short. Chapter One of the book"
+    text += "\n\nBread needs time and salt."
     dropped = Dropped()
     found = Sentences()(paragraphs(text), dropped)
     assert found == ["Bread needs time and salt.", "It is baked in an oven!", "Is rye a grain of bread?"]

@@ -15,6 +15,7 @@ import contract
 import learning
 from conftest import refused, tiny
 from contract_world import World, texts
+from excise.estimate import estimate
 from excise.objectives.suppression import Salient, SuppressActivations
 from excise.recipe import Recipe, build_methods
 from excise.run import unlearn
@@ -110,6 +111,14 @@ def test_salient_features_are_silent_afterwards(full: bool) -> None:
     kept = [learning.hidden(s, data.retain, 0) for s in (learning.taught(), subject)]
     assert float((kept[0] - kept[1]).norm() / kept[0].norm()) < 0.5
     assert subject.is_adapter != full
+
+
+def test_a_plan_can_be_made_without_the_autoencoder(tmp_path: Path) -> None:
+    data = {"name": "concepts", "concept": "Solar System"}
+    settings = {"model": tiny("llama").source, "data": data, "method": {"name": "crisp", "sae": "nowhere", "steps": 7}}
+    made = estimate(Recipe.parse(settings))
+    assert made.steps == 7
+    assert 0 < made.trainable < 0.5 * made.parameters
 
 
 def test_several_layers_at_once() -> None:
