@@ -27,6 +27,7 @@ from excise.recipe import build_methods, expanded_methods
 from excise.run import run_stages
 from excise.settings import build, plain
 from excise.stages.chain import changed_by
+from excise.stages.features import SuppressFeatures
 from excise.stages.state import State
 from excise.stages.surgery import NegateTaskVector, PruneRanks
 from excise.stages.train import Train
@@ -310,7 +311,9 @@ def _check_run(entry: Mapping[str, Any], untouched: State, first: State, second:
     assert sum(record["steps"] for record in untouched.records) == 0
     assert sum(record["steps"] for record in first.records) == 2, first.records
     assert not any(record["stopped"] for record in first.records)
-    scopes = [changed_by(stage, first.subject) for stage in _stages(entry) if isinstance(stage, (Train, PruneRanks, NegateTaskVector))]
+    scopes = [
+        changed_by(stage, first.subject) for stage in _stages(entry) if isinstance(stage, (Train, PruneRanks, NegateTaskVector, SuppressFeatures))
+    ]
     in_scope = {parameter for names in scopes if names is not None for parameter in names}
     moved = {parameter for parameter in one if not torch.equal(one[parameter], start[parameter])}
     assert moved, "nothing moved"

@@ -109,6 +109,10 @@ def settings_of(method: str, form: str, **more: Any) -> dict[str, Any]:
         settings["repair"] = {"steps": 30, "batch": 4, "lr": 1e-2, "floor": 1e-3}
     if method == "adapter_negation":  # what is known by heart leaves little to learn, so it is taken away several times over
         settings |= {"steps": 30, "lr": 1e-2, "strength": 4.0}
+    if method == "crisp":
+        from saes import sae_for
+
+        settings |= {"sae": sae_for(taught(), 0), "ratio": 0.1}
     if method[:2] in ("t_", "s_"):
         settings["attribution"] = {"nouns": {"words": list(NOUNS)}}
     return {**settings, **more}

@@ -15,10 +15,11 @@ from excise.objectives.check import at_least
 
 @dataclass(frozen=True)
 class Draw:
-    """The examples of one optimiser step, as indices into forget and retain."""
+    """The examples of one optimiser step, as indices into forget, retain and the stage's coherence texts."""
 
     forget: tuple[int, ...]
     retain: tuple[int, ...]
+    coherence: tuple[int, ...] = ()
     opens: bool = False
     """Whether a new round begins: the next epoch, or the next sample. An optimiser that does not carry over starts anew here."""
 
@@ -65,9 +66,9 @@ class Paired:
         size = self.retain_size or self.size
         if not forget:
             order = _shuffled(retain, seed, 1, epoch)
-            return Draw((), order[within * size : (within + 1) * size], within == 0)
+            return Draw((), order[within * size : (within + 1) * size], opens=within == 0)
         chosen = _shuffled(forget, seed, 0, epoch)[within * self.size : (within + 1) * self.size]
-        return Draw(chosen, _walked(retain, step, size, seed), within == 0)
+        return Draw(chosen, _walked(retain, step, size, seed), opens=within == 0)
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class _Rounds:
         kept = _walked(retain, step, self.by_sample.retain_size, seed)
         for text, length in _visits(self, epoch, seed):
             if within < length:
-                return Draw((text,), kept, within == 0)
+                return Draw((text,), kept, opens=within == 0)
             within -= length
         raise AssertionError("an epoch has no step beyond its last")
 

@@ -9,4 +9,5 @@ STAGES: dict[str, str] = {
     "negate_task_vector": "excise.stages.surgery:NegateTaskVector",
     "edit_embeddings": "excise.stages.embeddings:EditEmbeddings",
     "edit_mlp": "excise.stages.mlp:EditMlp",
+    "suppress_features": "excise.stages.features:SuppressFeatures",
 }

@@ -76,7 +76,11 @@ class Session:
         subject = state.subject
         sides: set[Side] = {term.data for term in stage.terms}
         forget, batches = _with_rephrasings(state.side("forget") if "forget" in sides else (), stage.batches)
-        examples: dict[Side, tuple[Example, ...]] = {"forget": forget, "retain": state.side("retain") if "retain" in sides else ()}
+        examples: dict[Side, tuple[Example, ...]] = {
+            "forget": forget,
+            "retain": state.side("retain") if "retain" in sides else (),
+            "coherence": tuple(Example(f"coherence-{n}", "", text) for n, text in enumerate(stage.coherence)),
+        }
         texts: dict[Side, list[Encoded]] = {
             side: [encode(subject.tokenizer, subject.template, e, max_length=stage.max_length) for e in rows] for side, rows in examples.items()
         }
@@ -138,11 +142,12 @@ class Session:
 
     def _scheduled_texts(self, reads: Callable[[Term], bool]) -> list[Encoded]:
         """The texts that the terms in question will see in this stage, each once."""
-        drawn: dict[Side, set[int]] = {"forget": set(), "retain": set()}
+        drawn: dict[Side, set[int]] = {"forget": set(), "retain": set(), "coherence": set()}
         for step in range(self.steps):
             draw = self.draw(step)
             drawn["forget"].update(i for part, _ in self._parts(draw.forget) for i in part)
             drawn["retain"].update(i for part, _ in self._parts(draw.retain) for i in part)
+            drawn["coherence"].update(i for part, _ in self._parts(draw.coherence) for i in part)
         texts: list[Encoded] = []
         for term in self.terms:
             if reads(term):
@@ -185,7 +190,9 @@ class Session:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def draw(self, step: int) -> Draw:
-        return self.batches.draw(step, len(self.texts["forget"]), len(self.texts["retain"]), self.state.seed)
+        drawn = self.batches.draw(step, len(self.texts["forget"]), len(self.texts["retain"]), self.state.seed)
+        count = len(self.texts["coherence"])
+        return replace(drawn, coherence=(step % count,)) if count else drawn
 
     def _text(self, term: Term, index: int) -> Encoded:
         text = self.texts[term.data][index]
@@ -197,7 +204,7 @@ class Session:
         Where the gradients are summed anyway and the texts are few, both sides run in one forward pass.
         """
         parts: list[list[Share]] = [[] for _ in range(self.stage.accumulate)]
-        for side, drawn in (("forget", draw.forget), ("retain", draw.retain)):
+        for side, drawn in (("forget", draw.forget), ("retain", draw.retain), ("coherence", draw.coherence)):
             for scale, chosen in self._groups(side) if drawn else ():
                 totals = (float(sum(self._text(self.terms[chosen[0]], i).scored for i in drawn)), float(len(drawn)))
                 for part, (members, counts) in zip(parts, self._parts(drawn), strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from excise.data.batches import Batches, Paired
 from excise.errors import InputError
@@ -19,10 +19,8 @@ from excise.stages.state import State
 from excise.view import Objective, ParameterObjective, Weight
 from excise.weights.uniform import Uniform
 
-if TYPE_CHECKING:
-    pass
-
-Side = Literal["forget", "retain"]
+Side = Literal["forget", "retain", "coherence"]
+"""What a term looks at: a side of the data, or the texts of ``Train.coherence``."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +31,14 @@ class Term:
     data: Side
     scale: float = 1.0
     weight: Weight = field(default_factory=Uniform)
+    label: str = ""
+    """What tells this term from another of the same objective in the log."""
 
     @property
     def name(self) -> str:
         """forget.npo, retain.kl, ..."""
+        if self.label:
+            return f"{self.data}.{self.label}"
         return f"{self.data}.{type(self.objective).__name__.lower()}"
 
     @property
@@ -114,6 +116,8 @@ class Train:
     """Summands that look at the parameters themselves."""
     dropout: bool = True
     """Whether dropout (of a LoRA adapter, say) is on while this stage trains."""
+    coherence: tuple[str, ...] = ()
+    """Plain texts of which every step sees one in turn; what terms on ``coherence`` look at."""
     name: str = "train"
 
     def __post_init__(self) -> None:
@@ -123,6 +127,8 @@ class Train:
             raise InputError("a training stage needs at least one term")
         if self.keep_best and not self.evaluate_every:
             raise InputError("keep_best needs evaluate_every: how often to look")
+        if not self.coherence and any(term.data == "coherence" for term in self.terms):
+            raise InputError("a term on coherence needs texts: give at least one")
         for term in self.terms:
             if term.positions != "scored" and not isinstance(term.weight, Uniform):
                 raise InputError(f"{term.name}: positions = {term.positions} cannot be combined with token weights, which exist for answers only")
