@@ -14,6 +14,7 @@ from excise.estimate.shape import Shape
 from excise.estimate.work import Side, Work, work_of
 from excise.stages.adapters import AddAdapter
 from excise.stages.combine import AddSecondAdapter
+from excise.stages.features import SuppressFeatures
 from excise.stages.state import State
 from excise.stages.surgery import NegateTaskVector, PruneRanks, RequireAdapter
 from excise.stages.train import Train
@@ -129,7 +130,8 @@ def estimate(recipe: Recipe, *, machine: str | None = None, processes: int = 1, 
     size = _weight_size(spec, subject.base.config, own)
     found: list[Estimate] = []
     for _, stages in recipe.methods():
-        for stage in stages:
+        for listed in stages:
+            stage = listed.train if isinstance(listed, SuppressFeatures) else listed
             if isinstance(stage, (AddAdapter, AddSecondAdapter)):
                 stage.prepare(state)
                 stage.structure(state)

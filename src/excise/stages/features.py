@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from excise.stages.salience import Choice, Chosen, counted, density
 from excise.stages.session import Session
 from excise.stages.state import State
 from excise.stages.train import Term, Train
+
+if TYPE_CHECKING:
+    from excise.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,10 @@ class SuppressFeatures:
     def scope(self) -> Scope:
         """Which parameters it may change."""
         return self.train.scope
+
+    def changes(self, subject: Subject) -> list[str]:
+        """Names of the parameters that it may change."""
+        return self.scope.names(subject)
 
     @cached_property
     def saes(self) -> tuple[Sae, ...]:
