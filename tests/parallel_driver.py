@@ -7,6 +7,7 @@ FOLDER holds a ``model``. ``cases`` and ``run_case`` are also what the test itse
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -44,7 +45,8 @@ SPECIAL: dict[str, dict[str, Any]] = {"compose": {"terms": TERMS}}
 def cases() -> Iterator[tuple[str, str, dict[str, Any], Mode]]:
     """Name, method, settings and mode of everything that takes one step: every method of the registry in both modes, and some ways to divide."""
     for name in registry.names("methods"):
-        own = {**ONE_STEP, **SPECIAL.get(name, {}), **({"attribution": NOUNS} if name[:2] in ("t_", "s_") else {})}
+        trains = "training" in inspect.signature(registry.find("methods", name)).parameters
+        own = {**(ONE_STEP if trains else {}), **SPECIAL.get(name, {}), **({"attribution": NOUNS} if name[:2] in ("t_", "s_") else {})}
         yield f"{name}, full", name, own, "copies"
         yield f"{name}, shards", name, own, "shards"
     more: dict[str, dict[str, Any]] = {
