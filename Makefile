@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-fast check bench format wheel clean
+.PHONY: demo test test-fast check bench docs format wheel clean
 
 demo: $(VENV)/ready-demo
 	$(BIN)/excise demo $(ARGS)
@@ -30,6 +30,9 @@ check: $(VENV)/ready-test
 
 bench: $(VENV)/ready-test
 	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(VENV)/ready-test
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -W ignore -m mkdocs build --strict --quiet --site-dir site
 
 format: $(VENV)/ready-test
 	$(BIN)/ruff check --fix .
@@ -54,4 +57,4 @@ $(VENV)/ready-test: $(VENV)/torch pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache
+	rm -rf $(VENV) site dist build .pytest_cache .ruff_cache
