@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-fast check format wheel clean
+.PHONY: demo test test-fast check bench format wheel clean
 
 demo: $(VENV)/ready-demo
 	$(BIN)/excise demo $(ARGS)
@@ -27,6 +27,9 @@ check: $(VENV)/ready-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(VENV)/ready-test
+	$(BIN)/python -m benchmarks $(ARGS)
 
 format: $(VENV)/ready-test
 	$(BIN)/ruff check --fix .

@@ -72,7 +72,7 @@ def refused(call: Any, *parts: str) -> None:
         assert part in message, (part, message)
 
 
-torch.set_num_threads(int(os.environ.get("EXCISE_TEST_THREADS", "2")))
+torch.set_num_threads(1)  # workers share the cores, and threads that wait for each other spin
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -21,18 +21,31 @@ import yaml
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from contract_world import LENGTHS, NOUN, Layout, World, small_benchmark, small_subject, synthetic_view, texts, weights_for
+from contract_world import LENGTHS, NOUN, Layout, World, small_benchmark, small_subject, synthetic_view, texts, weights_for, with_adapter
 from excise import registry
 from excise.recipe import build_methods, expanded_methods
 from excise.run import run_stages
 from excise.settings import build, plain
+from excise.stages.chain import changed_by
+from excise.stages.features import SuppressFeatures
 from excise.stages.state import State
+from excise.stages.surgery import NegateTaskVector, PruneRanks
 from excise.stages.train import Train
 from excise.stages.undo import undo
-from excise.tokens import Scored
+from excise.tokens import Given, Scored
 from excise.view import View
 
-__all__ = ["LENGTHS", "NOUN", "check_method", "check_objective", "check_weight", "small_benchmark", "small_subject", "synthetic_view"]
+__all__ = [
+    "LENGTHS",
+    "NOUN",
+    "check_method",
+    "check_objective",
+    "check_weight",
+    "small_benchmark",
+    "small_subject",
+    "synthetic_view",
+    "with_adapter",
+]
 
 # Promises that all components make -----------------------------------------------------------------------------------
 
@@ -140,7 +153,7 @@ def _synthetic(logits: Tensor, objective: Any, reference: Tensor, hidden: Tensor
     target, row = torch.tensor([0, 2, 1, 3, 0]), torch.tensor([0, 0, 0, 1, 1])
 
     def scored(values: Tensor, states: Tensor) -> Scored:
-        return Scored(target, row, 2, lambda: values, dict.fromkeys(layers, states))
+        return Scored(target, row, 2, Given(values), dict.fromkeys(layers, states))
 
     alternative = logits.detach().flip(0)[:3] * 0.5 if other is None else other
     short = (torch.tensor([1, 1, 2]), torch.tensor([0, 0, 1]), 2)
@@ -267,33 +280,41 @@ def _weights_of(weight: Any, order: Sequence[int], scale: float) -> list[Tensor]
 # Methods -------------------------------------------------------------------------------------------------------------
 
 
-def check_method(name: str, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
-    """All promises of a named method; ``folder`` is an empty one, ``settings`` what it cannot do without."""
+def check_method(name: str, folder: Path, settings: Mapping[str, Any] | None = None, *, adapter: bool = False) -> None:
+    """All promises of a named method; ``folder`` is an empty one, ``settings`` what it cannot do without.
+
+    ``adapter``: the method edits a LoRA adapter, so the model gets one, and the method is not tried in full or with a fresh one.
+    A setting ``untouched`` holds what takes the settings' place in the run that trains for no step.
+    """
     function = registry.find("methods", name)
     check_documented(function, paper=name != "compose")
     if "training" not in inspect.signature(function).parameters:
         check_edit(name, folder, settings or {})
         return
-    entry = {"name": name, "steps": 2, "batch": 3, "warmup": 0.0, "lr": 1e-3, "guard": {"every": 0}, **(settings or {})}
+    given = dict(settings or {})
+    still = given.pop("untouched", {})
+    entry = {"name": name, "steps": 2, "batch": 3, "warmup": 0.0, "lr": 1e-3, "guard": {"every": 0}, **given}
     (full,) = expanded_methods(entry)
     (again,) = expanded_methods(yaml.safe_load(yaml.safe_dump(full)))
     assert again == full, "the expanded settings expand to something else"
     assert _stages(full) == _stages(entry), "the expanded settings build another method"
-    for lora in (None, {"r": 2, "alpha": 4}):
+    for lora in (None,) if adapter else (None, {"r": 2, "alpha": 4}):
         form = {**entry, "lora": lora}
         kind = "full" if lora is None else "lora"
-        untouched = _run({**form, "steps": 0}, folder / f"{kind}-0")
-        first, second = (_run(form, folder / f"{kind}-{n}") for n in (1, 2))
+        untouched = _run({**form, "steps": 0, **still}, folder / f"{kind}-0", adapter)
+        first, second = (_run(form, folder / f"{kind}-{n}", adapter) for n in (1, 2))
         _check_run(form, untouched, first, second)
 
 
 def _check_run(entry: Mapping[str, Any], untouched: State, first: State, second: State) -> None:
     start, one, two = (dict(s.subject.model.named_parameters()) for s in (untouched, first, second))
-    assert untouched.records[-1]["steps"] == 0
-    assert first.records[-1]["steps"] == 2, first.records
-    assert not first.records[-1]["stopped"]
-    scopes = [stage.scope.names(first.subject) for stage in _stages(entry) if isinstance(stage, Train)]
-    in_scope = {parameter for names in scopes for parameter in names}
+    assert sum(record["steps"] for record in untouched.records) == 0
+    assert sum(record["steps"] for record in first.records) == 2, first.records
+    assert not any(record["stopped"] for record in first.records)
+    scopes = [
+        changed_by(stage, first.subject) for stage in _stages(entry) if isinstance(stage, (Train, PruneRanks, NegateTaskVector, SuppressFeatures))
+    ]
+    in_scope = {parameter for names in scopes if names is not None for parameter in names}
     moved = {parameter for parameter in one if not torch.equal(one[parameter], start[parameter])}
     assert moved, "nothing moved"
     assert moved <= in_scope, f"{sorted(moved - in_scope)} moved and are not in scope"
@@ -334,8 +355,8 @@ def _stages(entry: Mapping[str, Any]) -> list[Any]:
     return [stage for _, stages in chain for stage in stages]
 
 
-def _run(entry: Mapping[str, Any], folder: Path) -> State:
+def _run(entry: Mapping[str, Any], folder: Path, adapter: bool = False) -> State:
     folder.mkdir(parents=True)
-    state = State(small_subject(), small_benchmark(), folder=folder, seed=3)
+    state = State(with_adapter(small_subject()) if adapter else small_subject(), small_benchmark(), folder=folder, seed=3)
     run_stages(state, _stages(entry))
     return state

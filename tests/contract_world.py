@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from excise.data.encode import Encoded, Template, encode
 from excise.data.example import Benchmark, Example
-from excise.subject import Subject
+from excise.subject import Subject, quiet
 from excise.tokens import Scored, collate, score
 from excise.view import View
 
@@ -57,6 +58,19 @@ def _network(seed: int) -> LlamaForCausalLM:
 def small_subject(seed: int = 0, dtype: torch.dtype = torch.float32) -> Subject:
     """A random two-layer Llama over thirty-five words; yours to change."""
     return Subject(cast(Any, copy.deepcopy(_network(seed))).to(dtype), copy.deepcopy(_tokenizer()), Template("plain"), "contract")
+
+
+def with_adapter(subject: Subject, rank: int = 4) -> Subject:
+    """The same with a LoRA adapter of random values on every linear layer."""
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    with quiet(), torch.random.fork_rng():
+        torch.manual_seed(1)
+        subject.model = cast(Any, get_peft_model(subject.base, config).eval())
+        for name, parameter in subject.model.named_parameters():
+            parameter.requires_grad_(False)
+            if "lora_B" in name:
+                parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
+    return subject
 
 
 def small_benchmark() -> Benchmark:

@@ -8,6 +8,7 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from excise.objectives import NLL
 from excise.recipe import build_methods
 from excise.run import run_stages
 from excise.saving import save
+from excise.stages.adapters import AddAdapter
 from excise.stages.guard import Guard
 from excise.stages.optimise import Optimiser
 from excise.stages.state import State
@@ -51,22 +53,34 @@ def benchmark() -> Benchmark:
     return Benchmark("facts", {"forget": examples("forget", FORGET), "retain": examples("retain", RETAIN)})
 
 
-@functools.cache
-def _taught(kind: Kind, tied: bool | None) -> Subject:
-    subject = tiny(kind, tied=tied)
-    data = benchmark()
-    state = State(subject, data, {"forget": (), "retain": (*data.forget, *data.retain)})
-    train = Train((Term(NLL(), "retain"),), optimiser=Optimiser(lr=1e-2), steps=60, guard=Guard(every=0))
+def _train(subject: Subject, facts: Sequence[Example], steps: int) -> None:
+    state = State(subject, benchmark(), {"forget": (), "retain": tuple(facts)})
+    train = Train((Term(NLL(), "retain"),), optimiser=Optimiser(lr=1e-2), steps=steps, guard=Guard(every=0))
     train.prepare(state)
     train(state)
+
+
+@functools.cache
+def _taught(kind: Kind, tied: bool | None, adapter: bool = False) -> Subject:
+    subject, data = tiny(kind, tied=tied), benchmark()
     folder = Path(tempfile.mkdtemp(prefix="excise-taught-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if adapter:  # a base that has the words, but answers every question with the answer to another
+        answers = [e.answer for e in (*data.forget, *data.retain)]
+        mixed = [replace(e, answer=answers[i - 3], span="") for i, e in enumerate((*data.forget, *data.retain))]
+        _train(subject, mixed, 60)
+        subject = load(save(subject, folder / "base", provenance={}))
+        AddAdapter(r=16, alpha=32)(State(subject, data))
+    _train(subject, (*data.forget, *data.retain), 120 if adapter else 60)
     return load(save(subject, folder / "model", provenance={}))
 
 
-def taught(kind: Kind = "llama", tied: bool | None = None) -> Subject:
-    """A tiny model that knows all eight facts by heart, yours to change; it also lies in its ``source`` folder."""
-    kept = _taught(kind, tied)
+def taught(kind: Kind = "llama", tied: bool | None = None, form: str = "full") -> Subject:
+    """A tiny model that knows all eight facts by heart, yours to change; it also lies in its ``source`` folder.
+
+    With ``form`` "adapter" it knows them in a LoRA adapter of rank 16.
+    """
+    kept = _taught(kind, tied, form == "adapter")
     return Subject(copy.deepcopy(kept.model), kept.tokenizer, kept.template, kept.source, copy.deepcopy(kept.generation))
 
 
@@ -87,9 +101,18 @@ def hidden(subject: Subject, examples: Sequence[Example], layer: int) -> torch.T
 def settings_of(method: str, form: str, **more: Any) -> dict[str, Any]:
     """Settings with which a method learns something in twelve steps on the tiny model."""
     settings: dict[str, Any] = {"steps": 12, "batch": 4, "warmup": 0.0, "schedule": "constant", "guard": {"every": 0}}
-    settings["lr"] = {"full": 1e-3, "lora": 5e-3}[form]
+    settings["lr"] = {"full": 1e-3, "lora": 5e-3, "adapter": 5e-3}[form]
     if form == "lora":
         settings["lora"] = {"r": 4, "alpha": 8}
+    if method == "maat":  # one dimension of sixteen cut out, half of the task vector, a short repair
+        settings |= {"steps": None, "ascent": {"steps": 2, "lr": 2e-3}, "prune": {"fraction": 0.07}, "negate": {"strength": 0.3}}
+        settings["repair"] = {"steps": 30, "batch": 4, "lr": 1e-2, "floor": 1e-3}
+    if method == "adapter_negation":  # what is known by heart leaves little to learn, so it is taken away several times over
+        settings |= {"steps": 30, "lr": 1e-2, "strength": 4.0}
+    if method == "crisp":
+        from saes import sae_for
+
+        settings |= {"sae": sae_for(taught(), 0), "ratio": 0.1}
     if method[:2] in ("t_", "s_"):
         settings["attribution"] = {"nouns": {"words": list(NOUNS)}}
     return {**settings, **more}

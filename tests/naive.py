@@ -63,6 +63,15 @@ def ascent(batch: Batch) -> float:
     return total / tokens(batch)
 
 
+def capped_ascent(batch: Batch, cap: float) -> float:
+    """(1/N) sum_answers n max((1/n) sum_i w_i log p_i, -cap)."""
+    total = 0.0
+    for answer in batch:
+        mean = sum(float(answer.weight[i]) * log_probability(answer.logits[i], y) for i, y in enumerate(answer.target)) / len(answer.target)
+        total += len(answer.target) * max(mean, -cap)
+    return total / tokens(batch)
+
+
 def nll(batch: Batch) -> float:
     return -ascent(batch)
 
@@ -94,6 +103,11 @@ def kl(batch: Batch, temperature: float = 1.0) -> float:
     return total / tokens(batch)
 
 
+def kl_per_sequence(batch: Batch, temperature: float) -> float:
+    """(1/B) sum over sequences of sum_i w_i sum_v p_ref (log p_ref - log p)."""
+    return kl(batch, temperature) * tokens(batch) / len(batch)
+
+
 def undial(batch: Batch, beta: float) -> float:
     """(1/N) sum_i w_i CE(softmax(z_ref,i - beta onehot(y_i)), p_i)."""
     total = 0.0
@@ -123,12 +137,13 @@ def ceu(batch: Batch, skip: int, frozen: Batch | None = None) -> float:
     return total / max(count, 1)
 
 
-def entropy_objective(batch: Batch, sign: int) -> float:
-    total = 0.0
+def entropy_objective(batch: Batch, sign: int, skip: int = 0) -> float:
+    total, count = 0.0, 0
     for answer in batch:
-        for i in range(len(answer.target)):
+        for i in range(skip, len(answer.target)):
             total += sign * float(answer.weight[i]) * entropy(answer.logits[i])
-    return total / tokens(batch)
+            count += 1
+    return total / max(count, 1)
 
 
 def log_ratio(answer: Answer, weighted: bool = True) -> float:
@@ -184,6 +199,47 @@ def rmu(batch: Batch, control: Array) -> float:
 
 def hidden_mse(batch: Batch) -> float:
     return to_point(batch, lambda answer, i: answer.hidden_reference[i])
+
+
+def hidden_cosine(batch: Batch) -> float:
+    """mean_seq 1 - cos(mean_i w_i h_i, mean_i w_i h_ref,i)."""
+    total = 0.0
+    for answer in batch:
+        sums = [[0.0] * answer.hidden.shape[1] for _ in range(2)]
+        for i in range(len(answer.target)):
+            for d in range(answer.hidden.shape[1]):
+                sums[0][d] += float(answer.weight[i]) * float(answer.hidden[i][d])
+                sums[1][d] += float(answer.weight[i]) * float(answer.hidden_reference[i][d])
+        dot = sum(x * y for x, y in zip(*sums, strict=True))
+        total += 1 - dot / math.sqrt(sum(x * x for x in sums[0]) * sum(y * y for y in sums[1]))
+    return total / len(batch)
+
+
+# --- adapter surgery (MAAT) -----------------------------------------------------------------------------------------
+
+
+def projected(forget: Array, retain: Array, epsilon: float = 1e-12) -> Array:
+    """g_f - <g_f, g_r> / (||g_r||^2 + eps) g_r if <g_f, g_r> > 0, else g_f: for one tensor, with g_f the gradient of the cross-entropy."""
+    dot = squared = 0.0
+    for f, r in zip(forget.ravel(), retain.ravel(), strict=True):
+        dot += float(f) * float(r)
+        squared += float(r) * float(r)
+    return forget - dot / (squared + epsilon) * retain if dot > 0 else forget.copy()
+
+
+def column_norms(gradients: Sequence[Array]) -> list[float]:
+    """sum over texts of ||column k of dL/dB||."""
+    totals = [0.0] * gradients[0].shape[1]
+    for gradient in gradients:
+        for k in range(gradient.shape[1]):
+            totals[k] += math.sqrt(sum(float(x) ** 2 for x in gradient[:, k]))
+    return totals
+
+
+def top(scores: Sequence[float], share: float) -> list[int]:
+    """The floor(share r) >= 1 highest, of equal ones the first, ascending."""
+    count = max(1, int(share * len(scores) + 1e-9))
+    return sorted(sorted(range(len(scores)), key=lambda k: (-scores[k], k))[:count])
 
 
 # --- token weights (TokenUnlearn) -----------------------------------------------------------------------------------

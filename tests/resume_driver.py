@@ -51,7 +51,8 @@ def main() -> None:
         kill_after(int(sys.argv[3]), int(sys.argv[4]), mid=len(sys.argv) > 5)
     resume = folder.exists()
     folder.mkdir(exist_ok=True)
-    state = State(contract.small_subject(), contract.small_benchmark(), folder=folder, seed=5, resume=resume)
+    subject = contract.with_adapter(contract.small_subject()) if settings.pop("adapter", False) else contract.small_subject()
+    state = State(subject, contract.small_benchmark(), folder=folder, seed=5, resume=resume)
     name = settings.pop("name")
     run_stages(state, [stage for _, stages in build_methods(name, settings) for stage in stages])
     kept = [{k: v for k, v in record.items() if k in ("name", "steps", "tokens", "changed_parameters", "stopped")} for record in state.records]

@@ -15,14 +15,15 @@ from torch.autograd.gradcheck import GradcheckError
 import contract
 from excise import registry
 from excise.data.nouns import Nouns
-from excise.objectives import CEU, DPO, KL, NPO, RMU, UNDIAL, WGA, Entropy, HiddenMSE, SatImp, SimNPO
+from excise.objectives import CEU, DPO, KL, NPO, RMU, UNDIAL, WGA, CappedAscent, Entropy, HiddenCosine, HiddenMSE, SatImp, SimNPO
 from excise.view import View
 from excise.weights import Attribution
+from saes import contract_sae
 
 MORE: dict[str, list[Any]] = {
     "wga": [WGA(0.0), WGA(5.0)],
     "satimp": [SatImp(0.0, 0.0), SatImp(1.0, 3.0)],
-    "kl": [KL(temperature=2.0), KL(positions="all")],
+    "kl": [KL(temperature=2.0), KL(positions="all"), KL(0.7, "all", "sequence")],
     "npo": [NPO(4.5)],
     "simnpo": [SimNPO(4.5, 0.3)],
     "dpo": [DPO(1.0)],
@@ -30,7 +31,9 @@ MORE: dict[str, list[Any]] = {
     "ceu": [CEU(0)],
     "rmu": [RMU(0), RMU(1, 6.5, seed=7)],
     "hidden_mse": [HiddenMSE(0)],
-    "entropy": [Entropy(1)],
+    "entropy": [Entropy(1), Entropy(-1, skip=1)],
+    "capped_ascent": [CappedAscent(50.0)],
+    "hidden_cosine": [HiddenCosine(0), HiddenCosine(1, first_token=True)],
     "attribution": [
         Attribution(select="soft"),
         Attribution(r=1.0),
@@ -55,6 +58,17 @@ NEEDS: dict[str, dict[str, Any]] = {
 """Settings without which a method cannot run here, or would need spaCy."""
 
 
+PHASES = ("ascent", "prune", "negate", "repair")
+EDITS_AN_ADAPTER: dict[str, list[dict[str, Any]]] = {
+    "maat": [
+        {"repair": None},
+        {"ascent": {"project": False, "anchor": 0.5, "cap": 50.0}, "repair": None, "prune": None, "negate": {"strength": 0.0}},
+        {"ascent": None, "repair": {"steps": 2}, "untouched": dict.fromkeys(PHASES, None) | {"prune": {"fraction": 0.0}}},
+    ]
+}
+"""Methods that need a model with an adapter, and the settings to check. ``untouched``: what replaces them where nothing is to be trained."""
+
+
 def both(kind: str) -> list[Any]:
     return [pytest.param(name, form, id=f"{name}-{i}") for name in registry.names(kind) for i, form in enumerate([None, *MORE.get(name, ())])]
 
@@ -75,7 +89,11 @@ def test_every_weight_keeps_the_contract(name: str, form: Any) -> None:
 
 @pytest.mark.parametrize("name", registry.names("methods"))
 def test_every_method_keeps_the_contract(name: str, tmp_path: Path) -> None:
-    contract.check_method(name, tmp_path, NEEDS.get(name))
+    if name in EDITS_AN_ADAPTER:
+        for settings in EDITS_AN_ADAPTER[name]:
+            contract.check_method(name, tmp_path / str(len(list(tmp_path.iterdir()))), settings, adapter=True)
+    else:
+        contract.check_method(name, tmp_path, {"sae": contract_sae(), "ratio": 0.1} if name == "crisp" else NEEDS.get(name))
 
 
 # The contract itself: each promise is broken once ---------------------------------------------------------------------

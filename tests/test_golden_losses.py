@@ -23,9 +23,9 @@ from excise.files import read_json, read_lines
 from excise.objectives import CEU, DPO, KL, NLL, NPO, RMU, UNDIAL, WGA, Ascent, HiddenMSE, SatImp, SimNPO
 from excise.objectives.steering import control_vector
 from excise.reference import Needs, Reference
-from excise.stages.views import Views
+from excise.stages.views import Request, Views
 from excise.subject import Subject, load
-from excise.tokens import Batch, Scored, score
+from excise.tokens import Batch, Given, Scored, score
 from excise.view import View
 
 TABLE = Path(__file__).parent / "golden" / "ou_losses.json"
@@ -46,14 +46,14 @@ def flat(losses: list[float], lengths: list[int]) -> Scored:
     """Answers of these lengths and summed losses: all that a formula on whole sequences sees."""
     row = torch.tensor([i for i, n in enumerate(lengths) for _ in range(n)])
     logp = torch.tensor([-losses[i] / lengths[i] for i in row.tolist()], dtype=torch.float64)
-    return Scored(torch.zeros_like(row), row, len(lengths), lambda: torch.zeros(len(row), 1), known_logp=logp)
+    return Scored(torch.zeros_like(row), row, len(lengths), Given(torch.zeros(len(row), 1)), known_logp=logp)
 
 
 def by_token(logp: list[list[float]]) -> Scored:
     """Answers with these log-probabilities of their tokens."""
     row = torch.tensor([i for i, part in enumerate(logp) for _ in part])
     values = torch.tensor([value for part in logp for value in part], dtype=torch.float64)
-    return Scored(torch.zeros_like(row), row, len(logp), lambda: torch.zeros(len(row), 1), known_logp=values)
+    return Scored(torch.zeros_like(row), row, len(logp), Given(torch.zeros(len(row), 1)), known_logp=values)
 
 
 @pytest.mark.parametrize("variant", ["A", "B", "C"])
@@ -171,7 +171,8 @@ class World:
         reference = Reference(self.then, Needs(logp=True, logits=True, layers=(LAYER,)), "float32")
         reference.remember([*forget, *retain, *idk])
         views = Views(self.now, "float32", reference)
-        return views.of(forget, idk, layers=(LAYER,)), views.of(retain, layers=(LAYER,))
+        first, second = views.together([Request(forget, idk, layers=(LAYER,)), Request(retain, layers=(LAYER,))])
+        return first, second
 
 
 @pytest.fixture(scope="module")

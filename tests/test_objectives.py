@@ -14,9 +14,9 @@ from torch import Tensor
 import naive
 from excise import registry
 from excise.errors import InputError
-from excise.objectives import CEU, DPO, KL, NLL, NPO, RMU, UNDIAL, WGA, Ascent, Entropy, HiddenMSE, SatImp, SimNPO
+from excise.objectives import CEU, DPO, KL, NLL, NPO, RMU, UNDIAL, WGA, Ascent, CappedAscent, Entropy, HiddenCosine, HiddenMSE, SatImp, SimNPO
 from excise.objectives.steering import control_vector
-from excise.tokens import Scored
+from excise.tokens import Given, Scored
 from excise.view import View
 
 VOCAB, WIDTH, LAYER = 6, 5, 1
@@ -26,6 +26,8 @@ Twin = Callable[[naive.Batch, naive.Batch], float]
 """(batch, what the stop-gradients look at) -> loss."""
 CASES: list[tuple[Any, Twin]] = [
     (Ascent(), lambda b, f: naive.ascent(b)),
+    (CappedAscent(), lambda b, f: naive.capped_ascent(b, 8.0)),
+    (CappedAscent(3.0), lambda b, f: naive.capped_ascent(b, 3.0)),
     (NLL(), lambda b, f: naive.nll(b)),
     (WGA(), lambda b, f: naive.wga(b, 1.0, f)),
     (WGA(5.0), lambda b, f: naive.wga(b, 5.0, f)),
@@ -33,6 +35,7 @@ CASES: list[tuple[Any, Twin]] = [
     (SatImp(0.5, 2.0), lambda b, f: naive.satimp(b, 0.5, 2.0, f)),
     (KL(), lambda b, f: naive.kl(b)),
     (KL(temperature=2.5), lambda b, f: naive.kl(b, 2.5)),
+    (KL(0.7, "all", "sequence"), lambda b, f: naive.kl_per_sequence(b, 0.7)),
     (UNDIAL(), lambda b, f: naive.undial(b, 10.0)),
     (UNDIAL(0.5), lambda b, f: naive.undial(b, 0.5)),
     (CEU(), lambda b, f: naive.ceu(b, 1, f)),
@@ -40,6 +43,8 @@ CASES: list[tuple[Any, Twin]] = [
     (CEU(2), lambda b, f: naive.ceu(b, 2, f)),
     (Entropy(), lambda b, f: naive.entropy_objective(b, -1)),
     (Entropy(1), lambda b, f: naive.entropy_objective(b, 1)),
+    (Entropy(-1, 1), lambda b, f: naive.entropy_objective(b, -1, 1)),
+    (HiddenCosine(LAYER), lambda b, f: naive.hidden_cosine(b)),
     (NPO(), lambda b, f: naive.npo(b, 0.1)),
     (NPO(3.0), lambda b, f: naive.npo(b, 3.0)),
     (SimNPO(), lambda b, f: naive.simnpo(b, 2.5, 0.0)),
@@ -83,8 +88,8 @@ def view_of(answers: list[naive.Answer]) -> tuple[View, dict[str, Tensor], Tenso
         inner, below, _ = view_of([a.alternative for a in answers if a.alternative is not None])
         leaves["alternative"] = below["logits"]
         parts["get_alternative"] = lambda: inner
-    model = Scored(target, row, len(answers), lambda: leaves["logits"], {LAYER: leaves["hidden"]})
-    reference = Scored(target, row, len(answers), lambda: joined("reference"), {LAYER: joined("hidden_reference")})
+    model = Scored(target, row, len(answers), Given(leaves["logits"]), {LAYER: leaves["hidden"]})
+    reference = Scored(target, row, len(answers), Given(joined("reference")), {LAYER: joined("hidden_reference")})
     return View(lambda: model, lambda: reference, **parts), leaves, joined("weight")
 
 
@@ -151,7 +156,7 @@ def test_parts_of_a_batch_add_up_with_the_totals_of_the_whole() -> None:
         total = 0.0
         for part in (answers[:1], answers[1:3], answers[3:]):
             view, _, weight = view_of(part)
-            scored = Scored(**{**{f: getattr(view.model, f) for f in ("target", "row", "rows", "compute_logits", "hidden")}, **totals})
+            scored = Scored(**{**{f: getattr(view.model, f) for f in ("target", "row", "rows", "source", "hidden")}, **totals})
             whole = View(lambda scored=scored: scored, view.get_reference, get_alternative=view.get_alternative)
             total += float(objective(whole, weight).detach())
         assert total == pytest.approx(twin(answers, answers), rel=1e-6), objective

@@ -25,7 +25,7 @@ def test_a_ready_recipe_loads(path: Path) -> None:
     else:
         recipe = Recipe.load(path)
         method = yaml.safe_load(recipe.to_yaml())["method"]
-        assert "+".join(part["name"] for part in (method if isinstance(method, list) else [method])) == path.stem.split("-", 1)[1]
+        assert "+".join(part["name"] for part in (method if isinstance(method, list) else [method])) == path.stem.split("-")[1]
 
 
 def test_the_recipes_of_the_demo_are_what_the_demo_runs() -> None:

@@ -27,11 +27,14 @@ from excise.view import View
 from excise.weights import Attribution
 
 OWN: dict[str, list[str]] = {
-    "objectives": ["ascent", "wga", "satimp", "nll", "kl", "npo", "simnpo", "dpo", "undial", "ceu", "rmu", "hidden_mse", "entropy"],
+    "objectives": [
+        "ascent", "wga", "satimp", "nll", "kl", "npo", "simnpo", "dpo", "undial", "ceu", "rmu", "hidden_mse", "entropy",
+        "capped_ascent", "hidden_cosine",
+    ],
     "weights": ["uniform", "attribution"],
     "methods": [
         "ga", "graddiff", "ga_kl", "wga", "npo", "simnpo", "dpo", "undial", "satimp", "ceu", "rmu", "compose",
-        "t_ga", "t_wga", "t_npo", "t_rmu", "s_ga", "s_wga", "s_npo", "s_rmu",
+        "t_ga", "t_wga", "t_npo", "t_rmu", "s_ga", "s_wga", "s_npo", "s_rmu", "maat", "adapter_negation", "retain_only",
     ],
 }  # fmt: skip
 

@@ -28,6 +28,10 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "a chain with one adapter": {"name": "ga+npo", "steps": 5, "lora": {"r": 2}, **COMMON},
     "rmu, accumulated, recomputed": {"name": "t_rmu", "steps": 5, "attribution": ATTRIBUTION, "accumulate": 2, "checkpointing": True, **COMMON},
+    "adapter surgery": {
+        "name": "maat", "adapter": True, "ascent": {"steps": 1, "moments": "fresh"}, "repair": {"steps": 5, "lr": 1e-3}, **COMMON
+    },
+    "an adapter's negation": {"name": "adapter_negation", "adapter": True, "steps": 5, **COMMON},
 }  # fmt: skip
 KILLS: list[tuple[str, tuple[str, ...]]] = [
     ("npo", ("0", "1")),
@@ -42,6 +46,9 @@ KILLS: list[tuple[str, tuple[str, ...]]] = [
     ("a chain with one adapter", ("3", "4")),
     ("a chain with one adapter", ("2", "0", "mid")),
     ("rmu, accumulated, recomputed", ("0", "3")),
+    ("adapter surgery", ("1", "3")),
+    ("adapter surgery", ("4", "3")),  # the repair reads the task vector that an earlier stage left
+    ("an adapter's negation", ("1", "4")),
 ]
 
 

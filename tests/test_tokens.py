@@ -15,7 +15,7 @@ from excise.data.encode import Encoded
 from excise.errors import InputError
 from excise.hidden import capture, default_layer
 from excise.subject import Subject
-from excise.tokens import Scored, autocast, buckets, collate, layout_of, resolve_precision, score
+from excise.tokens import LOGITS_AT_ONCE, Given, LogitSource, Scored, autocast, buckets, collate, layout_of, resolve_precision, score
 
 LENGTHS = (14, 3, 9, 2, 21)
 
@@ -83,7 +83,8 @@ def test_an_adapter_is_part_of_what_is_asked(tiny_subject: Subject) -> None:
 def test_a_model_for_which_packing_is_wrong_gets_padded_batches(tiny_llama: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = tiny_llama.decoder.forward
 
-    def ignoring_positions(*args: Any, position_ids: Tensor | None = None, **kwargs: Any) -> Any:
+    def ignoring_positions(*args: Any, position_ids: Tensor | None = None, packing: object = None, **kwargs: Any) -> Any:
+        kwargs |= {"attention_mask": None} if packing is not None else {}
         counted = None if position_ids is None else torch.arange(position_ids.shape[1])[None].expand_as(position_ids)
         return forward(*args, position_ids=counted, **kwargs)
 
@@ -280,7 +281,7 @@ def test_means_count_the_global_batch() -> None:
     assert scored.per_row(values).tolist() == [3.0, 6.0]
     assert float(scored.mean_rows(scored.per_row(values))) == 4.5
     assert [part.tolist() for part in scored.split(values)] == [[1.0, 2.0], [6.0]]
-    part = Scored(scored.target, scored.row, 2, scored.compute_logits, total_tokens=6.0, total_rows=4.0)
+    part = Scored(scored.target, scored.row, 2, scored.source, total_tokens=6.0, total_rows=4.0)
     assert float(part.mean(values)) == 1.5
     assert float(part.mean_rows(scored.per_row(values))) == 2.25
 
@@ -288,16 +289,54 @@ def test_means_count_the_global_batch() -> None:
 def test_logits_are_computed_once_and_only_if_looked_at() -> None:
     calls: list[int] = []
 
-    def compute() -> Tensor:
-        calls.append(1)
-        return torch.zeros(2, 5)
+    class Counting(Given):
+        def __call__(self, part: slice) -> Tensor:
+            calls.append(1)
+            return super().__call__(part)
 
-    scored = Scored(torch.tensor([0, 1]), torch.tensor([0, 0]), 1, compute)
+    scored = Scored(torch.tensor([0, 1]), torch.tensor([0, 0]), 1, Counting(torch.zeros(2, 5)))
     assert scored.length.tolist() == [2.0]
     assert calls == []
     assert torch.allclose(scored.token_logp, torch.full((2,), -1.6094379))
     assert torch.allclose(scored.entropy, torch.full((2,), 1.6094379))
     assert calls == [1]
+
+
+class Watched:
+    """Logits from features and a head, computed anew for each piece; remembers the sizes of the pieces."""
+
+    def __init__(self, features: Tensor, head: Tensor) -> None:
+        self.features, self.head, self.sizes, self.vocab = features, head, list[int](), len(head)
+
+    def __call__(self, part: slice) -> Tensor:
+        logits = self.features[part] @ self.head.T
+        self.sizes.append(len(logits))
+        return logits
+
+    def between(self, begin: int, end: int) -> LogitSource:
+        raise NotImplementedError
+
+
+def test_many_tokens_are_looked_at_in_pieces_with_the_same_values_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    target, row = torch.randint(0, 30, (11,), generator=draw), torch.zeros(11, dtype=torch.int64)
+    found: list[list[Tensor]] = []
+    sizes: list[list[int]] = []
+    for at_once in (LOGITS_AT_ONCE, 4 * 30):
+        monkeypatch.setattr("excise.tokens.LOGITS_AT_ONCE", at_once)
+        features = torch.randn(11, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        head = torch.randn(30, 8, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        source = Watched(features, head)
+        scored = Scored(target, row, 1, source)
+        (scored.token_logp.sum() + scored.entropy.square().sum()).backward()
+        assert features.grad is not None
+        assert head.grad is not None
+        found.append([scored.token_logp, scored.entropy, features.grad, head.grad])
+        sizes.append(source.sizes)
+    assert sizes[0] == [11]
+    assert sorted(sizes[1]) == sorted([4, 4, 3] * 4)  # two looks, each again in the backward pass
+    for whole, pieces in zip(*found, strict=True):
+        torch.testing.assert_close(pieces, whole)
 
 
 def test_half_precision_logits_are_scored_in_float32() -> None:

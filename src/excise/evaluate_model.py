@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from excise.attacks.scene import Scene
 from excise.attacks.series import TWIN, Named, add_steps_to_half, build_attacks, expanded, run_attacks
 from excise.data.example import Benchmark
 from excise.errors import InputError
+from excise.evaluation.engines import engine_of
 from excise.evaluation.plan import ANSWERS_AT_ONCE
 from excise.evaluation.records import Records
 from excise.evaluation.score import Score
@@ -21,6 +24,7 @@ from excise.evaluation.store import read_records, write_records
 from excise.evaluation.suites import SUITE_OF, Suite, per_example, score
 from excise.evaluation.suites import evaluate as evaluate_subject
 from excise.files import cache_folder, folder_beside, write_json
+from excise.parallel import ranks
 from excise.run import SCHEMA, narrated
 from excise.settings import build, call, override, plain, read_yaml, refuse_unknown
 from excise.stages.state import Narrator, Silent
@@ -40,6 +44,8 @@ class Settings:
     precision: Precision = "auto"
     batch: int = ANSWERS_AT_ONCE
     """Answers that are generated at once."""
+    engine: str | Mapping[str, Any] | None = None
+    """vllm: who writes the answers instead of transformers; or a mapping of name and settings (memory, dtype, length)."""
     max_new_tokens: int | None = None
     """Length of generated answers; None: the suite's own."""
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -78,14 +84,15 @@ def evaluate_model(
         InputError: an unknown suite or setting, a benchmark without a needed split, a model that cannot be loaded.
     """
     chosen = _settings(settings)
-    narrator = narrator or Silent()
+    ranks.start()
+    narrator = narrator if narrator is not None and ranks.is_main() else Silent()
     suite = _suite(suite_name, chosen)
     benchmark = _benchmark(suite, data, chosen.data)
     suite.sources(benchmark)
     named = _attacks(attacks, chosen)
     for note in benchmark.notes:
         narrator.say(note)
-    with folder_beside(Path(out), overwrite) as work:
+    with _own_folder(Path(out), overwrite) as work:
         begun = time.time()
         judging = _Judging(suite, benchmark, chosen, limit, work, narrator, named)
         twin = judging.known("retrained", retrained) if retrained else None
@@ -106,13 +113,27 @@ def evaluate_model(
             "environment": around,
             "stages": [],
             "seconds": round(time.time() - begun, 1),
+            **({"attack_costs": judging.attack_costs} if named else {}),
             "evaluations": judging.evaluations,
         }
         write_json(work / "result.json", result)
-        from excise.report.html import write_report
+        if ranks.is_main():
+            from excise.report.html import write_report
 
-        write_report([work], work / "report.html")
+            write_report([work], work / "report.html")
+        ranks.wait()
     return result
+
+
+@contextmanager
+def _own_folder(out: Path, overwrite: bool) -> Iterator[Path]:
+    """The new folder of the result; of several processes the others get one that goes again."""
+    if ranks.is_main():
+        with folder_beside(out, overwrite) as work:
+            yield work
+    else:
+        with tempfile.TemporaryDirectory(prefix="excise-") as scratch:
+            yield Path(scratch)
 
 
 def _settings(assignments: Sequence[str]) -> Settings:
@@ -170,6 +191,7 @@ class _Judging:
     attacks: tuple[Named, ...] = ()
     evaluations: dict[str, Any] = dataclasses.field(default_factory=dict)
     around: dict[str, Any] = dataclasses.field(default_factory=dict)
+    attack_costs: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     def known(self, phase: str, source: str, retrained: Records | None = None) -> Records:
         """Another model's records: from the folder of an earlier evaluation, or by asking it. It is also compared with itself."""
@@ -198,6 +220,7 @@ class _Judging:
             limit=self.limit,
             cache=cache_folder() / "records",
             progress=narrated(self.narrator),
+            engine=engine_of(chosen.engine, model),
         )
         if itself:
             scores |= self._against_itself(phase, records, retrained)
@@ -221,7 +244,7 @@ class _Judging:
         )
         for named in self.attacks:
             named.attack.check(scene)
-        self.evaluations |= run_attacks(self.attacks, scene, whose, self.work, redact=False)
+        self.evaluations |= run_attacks(self.attacks, scene, whose, self.work, redact=False, costs=self.attack_costs)
 
     def _against_itself(self, phase: str, records: Records, retrained: Records | None) -> dict[str, Score]:
         if phase == "retrained":

@@ -63,6 +63,24 @@ def capture(blocks: nn.ModuleList, layers: Sequence[int], *, stop: bool = False)
             handle.remove()
 
 
+@contextmanager
+def replaced(blocks: nn.ModuleList, layer: int, change: Callable[[Tensor], Tensor] | None) -> Iterator[None]:
+    """Puts ``change(output)`` in place of a decoder layer's output [lines, length, width] during the block; None changes nothing."""
+    require_layer(layer, len(blocks))
+    if change is None:
+        yield
+        return
+
+    def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
+        return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+    handle = blocks[layer].register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def require_layer(layer: int, depth: int) -> None:
     """An error in one line where the model has no such layer."""
     if not 0 <= layer < depth:

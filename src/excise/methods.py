@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from excise.data.batches import Paired
@@ -17,14 +17,16 @@ from excise.factorise.semi_nmf import SemiNMF
 from excise.factorise.sparse_mf import SparseMF
 from excise.features.choose import Choice
 from excise.objectives import CEU, DPO, KL, NLL, NPO, RMU, UNDIAL, WGA, Ascent, HiddenMSE, SatImp, SimNPO
-from excise.objectives.check import at_least
+from excise.objectives.check import at_least, within
 from excise.scope import Role, Scope, Window
 from excise.settings import refuse_unknown
 from excise.stages.adapters import AddAdapter
 from excise.stages.embeddings import EditEmbeddings
+from excise.stages.features import SuppressFeatures
 from excise.stages.guard import Guard
 from excise.stages.mlp import EditMlp
-from excise.stages.optimise import Optimiser
+from excise.stages.optimise import Kind, Optimiser
+from excise.stages.salience import Choice as Salience
 from excise.stages.state import Stage
 from excise.stages.strength import Search
 from excise.stages.train import Term, Train
@@ -54,6 +56,8 @@ class Training:
     warmup: float = 0.2
     """Share of the steps in which the learning rate goes up (one of five epochs)."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
+    optimiser: Kind = "adamw"
+    """adamw, adamw_8bit (bitsandbytes: moments in a quarter of the memory) or sgd."""
     weight_decay: float = 0.0
     clip: float | None = 1.0
     """Highest norm of the gradient."""
@@ -85,7 +89,9 @@ class Training:
         train = Train(
             terms=terms,
             scope=own if scope is None or own != Scope() else scope,
-            optimiser=Optimiser(lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, schedule=self.schedule, warmup=self.warmup),
+            optimiser=Optimiser(
+                lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, schedule=self.schedule, warmup=self.warmup, kind=self.optimiser
+            ),
             batches=Paired(self.batch, self.retain_batch),
             epochs=self.epochs,
             steps=self.steps,
@@ -223,6 +229,57 @@ def rmu(
     return training.stages(*terms, scope=Scope(Window(layer), ("down",)))
 
 
+COHERENCE = (
+    "The old bridge was closed for repairs, so we walked along the river until we came to the next village.",
+    "She put the kettle on, opened the window, and read the letter twice before she answered it.",
+    "A good question is often more useful than a quick answer, because it shows what is still unknown.",
+    "When the meeting ended, everybody agreed on a date, and the notes were sent round the same evening.",
+    "The bakery on the corner sells bread from six in the morning and closes when the shelves are empty.",
+    "To repair the fence you need a hammer, a handful of nails, two boards and an hour of dry weather.",
+    "My grandmother kept her recipes in a blue notebook that smelled of flour and cinnamon.",
+    "Prices rose slowly at first, and then faster than most people had expected.",
+)
+"""General sentences on which CRISP keeps the last layer where it was."""
+
+
+def crisp(
+    training: Training,
+    sae: str | tuple[str, ...],
+    sae_layer: int | None = None,
+    k: int = 10,
+    candidates: int = 10_000,
+    ratio: float = 3.0,
+    rank_by: Literal["ratio", "count"] = "ratio",
+    margin: float = 5.0,
+    beta: float = 0.99,
+    gamma: float = 0.01,
+    coherence: tuple[str, ...] = COHERENCE,
+    full: bool = False,
+) -> Method:
+    """Features of a sparse autoencoder that only the forget text uses are trained away, in a LoRA adapter of rank 4.
+
+    ``sae`` is a folder that `excise sae train` wrote, or saelens:RELEASE/ID. ``full`` trains the model itself instead of an adapter.
+
+    Paper: Ashuach et al. 2025, "CRISP" (arXiv 2508.13650).
+    """
+    within("beta", beta, 0.0, 1.0)
+    adapter = None if full else training.lora or AddAdapter(r=4, alpha=8)
+    if full and training.lora is not None:
+        raise InputError("method.full trains the model itself, and method.lora an adapter: give one of them")
+    *before, train = replace(training, lora=adapter).stages(Term(HiddenMSE(), "forget"), Term(HiddenMSE(), "retain"))
+    assert isinstance(train, Train)
+    stage = SuppressFeatures(
+        sae=sae,
+        train=replace(train, coherence=coherence),
+        sae_layer=sae_layer,
+        choice=Salience(k, candidates, ratio, rank_by),
+        margin=margin,
+        beta=beta,
+        gamma=gamma,
+    )
+    return (*before, stage)
+
+
 # --- token level ----------------------------------------------------------------------------------------------------
 
 
@@ -329,14 +386,19 @@ def snmf(
     return (EditMlp(concept, mlp_layers, factorisation, choice, mlp_strength, mlp_search, mass, places),)
 
 
-_alone: tuple[Callable[..., Method], ...] = (ga, graddiff, ga_kl, wga, npo, simnpo, dpo, undial, satimp, ceu, rmu, compose, ember, snmf)
+_alone: tuple[Callable[..., Method], ...] = (ga, graddiff, ga_kl, wga, npo, simnpo, dpo, undial, satimp, ceu, rmu, crisp, compose, ember, snmf)
 _by_token: tuple[Callable[..., Method], ...] = (ga_kl, wga, npo, rmu)
 
-METHODS: dict[str, Callable[..., Method]] = {
+_own: dict[str, Callable[..., Method] | str] = {
     function.__name__: function
     for function in (
         *_alone,
         *(_token_level(partner, "hard") for partner in _by_token),
         *(_token_level(partner, "soft") for partner in _by_token),
     )
+}
+
+METHODS: dict[str, Callable[..., Method] | str] = {
+    **_own,
+    **{name: f"excise.adapter_methods:{name}" for name in ("maat", "adapter_negation", "retain_only")},
 }

@@ -55,6 +55,8 @@ class Recipe:
     """bfloat16: matrix products in bf16 over float32 weights; auto: where the processor is good at it."""
     merge: bool = False
     """Save a trained adapter merged into the model."""
+    parallel: Literal["auto", "copies", "shards"] = "auto"
+    """Where several processes run this (torchrun, accelerate launch): copies of the model, or shards of it while it trains (FSDP2)."""
 
     @staticmethod
     def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

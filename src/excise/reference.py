@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -89,7 +90,7 @@ class Reference:
             key = key_of(member)
             if self.needs.logp:
                 self.logp[key] = logp[i].clone()
-            if self.needs.logits:
+            if self.needs.logits and key not in self.features:  # another stage of the run may have them, in other bits
                 self.features[key] = features[i].to(torch.bfloat16 if half else features[i].dtype, copy=True)
         for layer, states in scored.hidden.items():
             for member, part in zip(members, torch.split(states, [m.scored for m in members]), strict=True):
@@ -111,7 +112,7 @@ class Reference:
             target=now.target,
             row=now.row,
             rows=now.rows,
-            compute_logits=lambda: self._logits(keys),
+            source=_Remembered(self, tuple(keys), slice(None)),
             hidden={layer: torch.cat([table[key] for key in keys]) for layer, table in self.hidden.items()},
             known_logp=torch.cat([self.logp[key] for key in keys]) if self.needs.logp else None,
             total_tokens=now.total_tokens,
@@ -119,8 +120,33 @@ class Reference:
         )
 
     @torch.no_grad()
-    def _logits(self, keys: Sequence[Key]) -> Tensor:
-        assert self.head is not None, "the reference was not asked to keep logits"
-        features = torch.cat([self.features[key] for key in keys])
+    def logits(self, features: Tensor) -> Tensor:
+        """What the output head as it was makes of final hidden states [n, width]."""
+        assert self.head is not None
         with autocast(self.precision, self.subject.device):
             return output_head(self.subject.base, features, self.head, self.bias)
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """Logits of the model as it was, from the final hidden states that were kept."""
+
+    reference: Reference
+    keys: tuple[Key, ...]
+    tokens: slice
+
+    @property
+    def vocab(self) -> int:
+        return 1 if self.reference.head is None else self.reference.head.shape[0]
+
+    @cached_property
+    def features(self) -> Tensor:
+        return torch.cat([self.reference.features[key] for key in self.keys])[self.tokens]
+
+    def __call__(self, part: slice) -> Tensor:
+        assert self.reference.head is not None, "the reference was not asked to keep logits"
+        return self.reference.logits(self.features[part])
+
+    def between(self, begin: int, end: int) -> _Remembered:
+        first, last, _ = self.tokens.indices(len(self.features))
+        return _Remembered(self.reference, self.keys, slice(first + begin, min(first + end, last)))

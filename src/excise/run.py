@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -25,12 +27,16 @@ from excise.evaluation.score import Score
 from excise.evaluation.store import write_records
 from excise.evaluation.suites import Suite, evaluate, per_example, score
 from excise.files import cache_folder, explained, put_in_place, write_json, write_lines, write_text
+from excise.parallel import ranks
+from excise.parallel.sharding import resolve
 from excise.recipe import Recipe
 from excise.saving import save, update_card
+from excise.stages.adapters import AddAdapter
 from excise.stages.chain import changed_by, in_chain, require_savable
 from excise.stages.checkpoint import Checkpoints, Loaded
 from excise.stages.state import Narrator, Silent, Stage, State
 from excise.stages.train import Train
+from excise.stages.undo import FOLDER as EDITS
 from excise.subject import ModelSpec, Subject, load
 from excise.tokens import Precision, resolve_precision
 from excise.weights import Attribution
@@ -50,19 +56,36 @@ def unlearn(recipe: Recipe, out: str | Path, *, resume: bool = False, overwrite:
         InputError: something that the recipe names cannot be used, or ``out`` exists.
     """
     out = Path(out)
-    narrator = narrator or Silent()
+    ranks.start()
+    narrator = narrator if narrator is not None and ranks.is_main() else Silent()
     with work_folder(out, recipe.to_yaml(), resume=resume, overwrite=overwrite) as work:
-        return _Run(recipe, work, narrator, resume).go()
+        return _Run(recipe, work, narrator, resume, shared_folder(out)).go()
+
+
+def shared_folder(out: Path) -> Path:
+    """The folder beside ``out`` in which a run works; of several processes only the first one writes there."""
+    return out.parent / f".{out.name}.unfinished"
 
 
 class work_folder:
-    """The folder beside ``out`` in which a run works; renamed to ``out`` when the block ends well, kept when it does not."""
+    """The folder beside ``out`` in which a run works; renamed to ``out`` when the block ends well, kept when it does not.
+
+    Of several processes the first one works there; the others get a folder for what they write alike, which goes again.
+    """
 
     def __init__(self, out: Path, recipe: str, *, resume: bool, overwrite: bool) -> None:
         self.out, self.recipe, self.resume, self.overwrite = out, recipe, resume, overwrite
-        self.work = out.parent / f".{out.name}.unfinished"
+        self.work = shared_folder(out)
+        self.scratch: Path | None = None
 
     def __enter__(self) -> Path:
+        ranks.from_main(lambda: str(self._enter()))
+        if ranks.is_main():
+            return self.work
+        self.scratch = Path(tempfile.mkdtemp(prefix="excise-"))
+        return self.scratch
+
+    def _enter(self) -> Path:
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"cannot write {self.out}: it is a file, and a folder was expected")
         if self.out.is_dir() and any(self.out.iterdir()) and not self.overwrite:
@@ -97,6 +120,14 @@ class work_folder:
             raise InputError(f"the interrupted run in {self.work} has another recipe: give the same one to --resume, or start anew with --overwrite")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+        else:
+            self._leave(kind)
+        if kind is None:
+            ranks.wait()
+
+    def _leave(self, kind: type[BaseException] | None) -> None:
         self.lock.release()
         if kind is None:
             (self.work / "lock").unlink(missing_ok=True)
@@ -113,7 +144,10 @@ class _Run:
     work: Path
     narrator: Narrator
     resume: bool
+    shared: Path
+    """The work folder of all processes, where checkpoints lie."""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    attack_costs: dict[str, dict[str, float]] = field(default_factory=dict)
     baseline: Records | None = None
     """What the model said before unlearning, where it was asked."""
 
@@ -144,7 +178,8 @@ class _Run:
             benchmark=benchmark,
             seed=recipe.seed,
             precision=precision,
-            folder=self.work,
+            folder=self.shared,
+            parallel=resolve(recipe.parallel, os.environ),
             narrator=self.narrator,
             resume=self.resume,
             redact=self.redact,
@@ -154,11 +189,14 @@ class _Run:
         require_savable(stages, merge=recipe.merge)
         for stage in stages:
             stage.check(state)
+        refuse_apart(stages, [named.attack for named in self.attacks])
         if recipe.evaluation.before:
             self._evaluate("before", subject, benchmark, retrained, itself=True)
         self._attribute(state)
         self.narrator.say(f"Unlearning {len(benchmark.forget)} examples with {'+'.join(name for name, _ in recipe.methods())}.")
         run_stages(state, stages)
+        if self.redact:
+            shutil.rmtree(self.work / EDITS, ignore_errors=True)  # what was taken out of the model must not lie beside it
         expanded = recipe.expanded()
         provenance = {
             "recipe": expanded,
@@ -169,11 +207,14 @@ class _Run:
             "seed": recipe.seed,
         }
         self.narrator.say("Saving the model, and checking that it loads again with the same predictions.")
-        save(subject, self.work / "model", provenance=provenance, merge=recipe.merge, overwrite=True)
+        if ranks.is_main():
+            save(subject, self.work / "model", provenance=provenance, merge=recipe.merge, overwrite=True)
+        ranks.wait()
         after = self._evaluate("after", subject, benchmark, retrained)
         self._attack(subject, benchmark, "")
         add_steps_to_half(self.evaluations, self.suite.name)
-        update_card(self.work / "model", {name: s["value"] for name, s in after.items() if "@" not in name and s["value"] is not None})
+        if ranks.is_main():
+            update_card(self.work / "model", {name: s["value"] for name, s in after.items() if "@" not in name and s["value"] is not None})
         result = {
             "schema": SCHEMA,
             "excise": around["versions"]["excise"],
@@ -182,12 +223,14 @@ class _Run:
             "plan": state.plan,
             "stages": state.records,
             "seconds": round(time.time() - begun, 1),
+            **({"attack_costs": self.attack_costs} if self.attacks else {}),
             "evaluations": self.evaluations,
         }
         write_json(self.work / "result.json", result)
-        from excise.report.html import write_report
+        if ranks.is_main():
+            from excise.report.html import write_report
 
-        write_report([self.work], self.work / "report.html")
+            write_report([self.work], self.work / "report.html")
         return result
 
     # --- evaluating ---------------------------------------------------------------------------------------------------
@@ -197,10 +240,7 @@ class _Run:
         if self.recipe.evaluation.retrained is None:
             return None
         self.narrator.say(PHASES["retrained"])
-        path = Path(self.recipe.evaluation.retrained)
-        inner = path / "model"
-        spec = cast(ModelSpec, self.recipe.model_spec())
-        twin = load(ModelSpec(path=str(inner if inner.is_dir() else path), template=spec.template, system=spec.system))
+        twin = load(twin_spec(self.recipe))
         records, scores = self._collect(twin, benchmark, None)
         self._keep("retrained", records, {**scores, **score(records, self.suite, records)})
         self._attack(twin, benchmark, TWIN)
@@ -245,7 +285,9 @@ class _Run:
 
     def _attack(self, subject: Subject, benchmark: Benchmark, whose: str) -> None:
         if self.attacks:
-            self.evaluations |= run_attacks(self.attacks, self._scene(subject, benchmark), whose, self.work, redact=self.redact)
+            self.evaluations |= run_attacks(
+                self.attacks, self._scene(subject, benchmark), whose, self.work, redact=self.redact, costs=self.attack_costs
+            )
 
     def _collect(self, subject: Subject, benchmark: Benchmark, retrained: Records | None, *, cached: bool = True) -> tuple[Records, dict[str, Score]]:
         settings = self.recipe.evaluation
@@ -285,11 +327,45 @@ PHASES = {
 }
 
 
-def run_stages(state: State, stages: list[Stage]) -> None:
+def refuse_apart(stages: Sequence[Stage], attacks: Sequence[object] = ()) -> None:
+    """Refuses what several processes cannot do together.
+
+    Raises:
+        InputError: a stage that is not made for them; one process can do it.
+    """
+    if not ranks.several():
+        return
+    remedy = "run it in one process (without torchrun or accelerate launch)"
+    for stage in stages:
+        if not isinstance(stage, Train | AddAdapter) and not getattr(stage, "several_processes", False):
+            raise InputError(f"the stage {type(stage).__name__} is not made for {ranks.world()} processes: {remedy}")
+        if isinstance(stage, Train) and not getattr(stage.gradients, "additive", False):
+            name = type(stage.gradients).__name__
+            raise InputError(f"{name} needs the whole batch's gradients, of which {ranks.world()} processes have parts: {remedy}")
+    for attack in attacks:
+        if not getattr(attack, "several_processes", True):
+            raise InputError(f"the attack {type(attack).__name__} is not made for {ranks.world()} processes: {remedy}")
+
+
+def twin_spec(recipe: Recipe) -> ModelSpec:
+    """Which model the recipe's twin is, used like the recipe's own model."""
+    path = Path(recipe.evaluation.retrained or "")
+    inner = path / "model"
+    spec = cast(ModelSpec, recipe.model_spec())
+    return ModelSpec(path=str(inner if inner.is_dir() else path), template=spec.template, system=spec.system)
+
+
+def run_stages(state: State, stages: Sequence[Stage]) -> None:
     """Runs the stages of a method in order, going on from the last checkpoint where the state says so."""
-    assert state.folder is not None
+    refuse_apart(stages)
     stages = in_chain(stages)
-    checkpoints = Checkpoints(state.folder / "checkpoints")
+    if state.checkpoint_folder is None:
+        for stage in stages:
+            stage.prepare(state)
+        for state.stage_index, stage in enumerate(stages):
+            stage(state)
+        return
+    checkpoints = Checkpoints(state.checkpoint_folder)
     saved = checkpoints.newest() if state.resume else None
     done = saved.stage if saved is not None else 0
     for stage in stages[done:]:
@@ -304,7 +380,7 @@ def run_stages(state: State, stages: list[Stage]) -> None:
         checkpoints.write(index + 1, 0, _changed(stages[: index + 1], state), notes={"records": state.records, "plan": state.plan})
 
 
-def _catch_up(state: State, finished: list[Stage], saved: Loaded | None) -> None:
+def _catch_up(state: State, finished: Sequence[Stage], saved: Loaded | None) -> None:
     """Repeats the changes of structure of the finished stages and puts their weights back."""
     for stage in finished:
         stage.structure(state)
@@ -313,7 +389,7 @@ def _catch_up(state: State, finished: list[Stage], saved: Loaded | None) -> None
         state.records, state.plan = list(saved.notes["records"]), list(saved.notes["plan"])
 
 
-def _changed(stages: list[Stage], state: State) -> dict[str, torch.nn.Parameter]:
+def _changed(stages: Sequence[Stage], state: State) -> dict[str, torch.nn.Parameter]:
     """The parameters that the stages may have changed: all of them where a stage does not say which."""
     told = [changed_by(stage, state.subject) for stage in stages]
     return {name: p for name, p in state.subject.model.named_parameters() if any(names is None or name in names for names in told)}

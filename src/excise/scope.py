@@ -60,11 +60,12 @@ class Scope:
         adapter_only = self.adapter == "only" or (self.adapter == "auto" and subject.is_adapter)
         if adapter_only and not subject.is_adapter:
             raise InputError("this stage trains an adapter, and the model has none: add method.lora, or load an adapter")
-        places = _places(subject)
+        places = places_of(subject)
         chosen = [
             name
             for name, _ in subject.model.named_parameters()
-            if _is_adapter_parameter(name) == adapter_only and _holds(layers, self.modules, *places.get(name, (None, None)))
+            if (_in_active_adapter(subject, name) if adapter_only else not _is_adapter_parameter(name))
+            and _holds(layers, self.modules, *places.get(name, (None, None)))
         ]
         if not chosen:
             raise InputError(f"the scope {self} selects no parameter of {type(subject.base).__name__}")
@@ -103,7 +104,12 @@ def _is_adapter_parameter(name: str) -> bool:
     return "lora_" in name
 
 
-def _places(subject: Subject) -> dict[str, tuple[int | None, Role | None]]:
+def _in_active_adapter(subject: Subject, name: str) -> bool:
+    """Whether a parameter belongs to an adapter that takes part in the forward pass; others are set aside."""
+    return _is_adapter_parameter(name) and any(adapter in name.split(".") for adapter in getattr(subject.model, "active_adapters", ()))
+
+
+def places_of(subject: Subject) -> dict[str, tuple[int | None, Role | None]]:
     """Parameter name -> (decoder layer or None, role or None)."""
     layer_of = {id(p): i for i, block in enumerate(subject.layers) for p in block.parameters()}
     embedding, head = subject.base.get_input_embeddings(), subject.head

@@ -44,6 +44,11 @@ def override(settings: Mapping[str, Any], assignment: str) -> dict[str, Any]:
         value = number_like(yaml.safe_load(text))
     except yaml.YAMLError:
         raise InputError(f"--set {assignment!r}: the value is not valid YAML") from None
+    return put(settings, place, value, f"--set {assignment!r}")
+
+
+def put(settings: Mapping[str, Any], place: str, value: Any, said: str) -> dict[str, Any]:
+    """A copy with the value at ``a.b``; ``settings`` stay as they are. ``said`` begins the message where there is no such place."""
     copy = dict(settings)
     here = copy
     *parents, last = place.split(".")
@@ -52,7 +57,7 @@ def override(settings: Mapping[str, Any], assignment: str) -> dict[str, Any]:
         if isinstance(below, str):
             below = {"path" if name == "model" else "name": below}
         if below is not None and not isinstance(below, dict):
-            raise InputError(f"--set {assignment!r}: {name!r} is {below!r} and has no parts")
+            raise InputError(f"{said}: {name!r} is {below!r} and has no parts")
         here[name] = dict(below or {})
         here = here[name]
     here[last] = value

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 import torch
 import transformers.utils.logging as transformers_logging
-from peft import PeftModel
+from peft import PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as validated
@@ -38,6 +38,7 @@ from excise.data.encode import Template, end_of_turn
 from excise.errors import InputError, did_you_mean
 from excise.files import read_json
 from excise.fingerprint import model_fingerprint
+from excise.parallel import ranks
 
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -178,6 +179,8 @@ def outline(model: str | Path | ModelSpec) -> Subject:
         config = AutoConfig.from_pretrained(where.base, revision=spec.revision, trust_remote_code=spec.trust_remote_code, **options)
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config, trust_remote_code=spec.trust_remote_code, dtype=DTYPES.get(spec.dtype, torch.float32))
+            if where.adapter is not None:
+                network = cast(PeftModel, get_peft_model(network, PeftConfig.from_pretrained(where.adapter)))
         tokenizer = AutoTokenizer.from_pretrained(
             where.adapter or where.base, revision=spec.revision, trust_remote_code=spec.trust_remote_code, **options
         )
@@ -316,7 +319,9 @@ def _locate_folder(folder: Path, spec: ModelSpec) -> _Where:
         return _with_adapter(str(folder.resolve()), spec)
     if not (folder / "config.json").is_file():
         inside = sorted(file.name for file in folder.glob("*.gguf"))
+        steps = sorted(folder.glob("checkpoint-*/config.json")) + sorted(folder.glob("checkpoint-*/adapter_config.json"))
         hint = f"name the file: {folder / inside[0]}" if inside else "it has neither config.json nor adapter_config.json"
+        hint = f"name one of its checkpoints, such as {steps[-1].parent}" if steps else hint
         raise InputError(f"{folder} is not a model folder: {hint}")
     read_json(folder / "config.json")
     _check_weights(folder)
@@ -485,7 +490,7 @@ def _read_tokenizer(base: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(ranks.own_device() or ("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(name)
     except RuntimeError:

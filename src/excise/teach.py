@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,9 @@ from excise.errors import InputError, did_you_mean
 from excise.files import write_json
 from excise.methods import Training
 from excise.objectives import NLL
-from excise.run import run_stages, work_folder
+from excise.parallel import ranks
+from excise.parallel.sharding import resolve
+from excise.run import run_stages, shared_folder, work_folder
 from excise.saving import save
 from excise.settings import build, number_like, override, plain, read_yaml, refuse_unknown
 from excise.stages.guard import Guard
@@ -44,6 +47,8 @@ class Lesson:
     """Teach the twin as well."""
     seed: int = 0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    parallel: Literal["auto", "copies", "shards"] = "auto"
+    """As in a recipe."""
 
     @staticmethod
     def load(path: str | Path, overrides: Sequence[str] = ()) -> Lesson:
@@ -88,15 +93,18 @@ class Lesson:
 
 def teach(lesson: Lesson, out: str | Path, *, resume: bool = False, overwrite: bool = False, narrator: Narrator | None = None) -> Path:
     """Leaves ``out/target`` and ``out/twin`` behind, both ordinary model (or adapter) folders, and ``out/teach.json``."""
-    narrator = narrator or Silent()
+    ranks.start()
+    narrator = narrator if narrator is not None and ranks.is_main() else Silent()
+    shared = shared_folder(Path(out))
     with work_folder(Path(out), lesson.to_yaml(), resume=resume, overwrite=overwrite) as work:
         benchmark: Benchmark = lesson.loader()()
         benchmark.require("forget", "retain")
         told: dict[str, Any] = {}
         pupils: tuple[Pupil, ...] = ("target", "twin") if lesson.twin else ("target",)
         for pupil in pupils:
-            if not (work / pupil / "excise.json").exists():
-                told[pupil] = _teach_one(lesson, benchmark, pupil, work, resume, narrator)
+            place = shared / pupil
+            if not ranks.from_main(lambda place=place: (place / "excise.json").exists()):
+                told[pupil] = _teach_one(lesson, benchmark, pupil, shared, resume, narrator)
         write_json(work / "teach.json", told)
     return Path(out)
 
@@ -114,7 +122,10 @@ def _teach_one(lesson: Lesson, benchmark: Benchmark, pupil: Pupil, work: Path, r
     subject = load(lesson.spec())
     precision = resolve_precision(lesson.precision, subject.device)
     folder = work / f"{pupil}-training"
-    state = State(subject, benchmark, {"forget": (), "retain": learned}, lesson.seed, precision, folder=folder, narrator=narrator, resume=resume)
+    state = State(
+        subject, benchmark, {"forget": (), "retain": learned}, lesson.seed, precision, folder=folder, narrator=narrator, resume=resume,
+        parallel=resolve(lesson.parallel, os.environ),
+    )  # fmt: skip
     folder.mkdir(exist_ok=True)
     run_stages(state, list(lesson.training.stages(Term(NLL(), "retain"))))
     around = surroundings.environment(subject, benchmark, seed=lesson.seed, precision=precision)
@@ -124,7 +135,9 @@ def _teach_one(lesson: Lesson, benchmark: Benchmark, pupil: Pupil, work: Path, r
         "versions": around["versions"],
         "seed": lesson.seed,
     }
-    save(subject, work / pupil, provenance=provenance, overwrite=True)
+    if ranks.is_main():
+        save(subject, work / pupil, provenance=provenance, overwrite=True)
+    ranks.wait()
     record = {"stages": state.records, "plan": state.plan}
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     del subject, state

@@ -11,20 +11,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from excise import attention
+from excise.attention import Packing
 from excise.data.encode import Encoded
 from excise.errors import InputError
 from excise.hidden import capture
+from excise.parallel.forward import within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from excise.subject import Subject
+
+LOGITS_AT_ONCE = 2**24
+"""Logits that exist at the same time in :meth:`Scored.over_logits`: tokens times vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,8 @@ class Scored:
     """Which example of the batch the token belongs to, ascending."""
     rows: int
     """Number of examples in the batch."""
-    compute_logits: Callable[[], Tensor]
-    """Gives the logits [n, vocab]; called at most once, and only if somebody looks."""
+    source: LogitSource
+    """Gives logits [m, vocab] of some of the tokens, if somebody looks."""
     hidden: Mapping[int, Float[Tensor, "n width"]] = field(default_factory=dict)
     """Output of decoder layer l (0-based) at the scored tokens themselves, for the layers that were asked for."""
     known_logp: Float[Tensor, " n"] | None = None
@@ -51,12 +58,36 @@ class Scored:
     @staticmethod
     def of(logits: Float[Tensor, "n vocab"], target: Int[Tensor, " n"], row: Int[Tensor, " n"], rows: int) -> Scored:
         """From logits that exist already (tests, plug-ins)."""
-        return Scored(target=target, row=row, rows=rows, compute_logits=lambda: logits)
+        return Scored(target=target, row=row, rows=rows, source=Given(logits))
 
     @cached_property
     def logits(self) -> Float[Tensor, "n vocab"]:
-        """Logits of the scored tokens, [n, vocab], in the precision of the model."""
-        return self.compute_logits()
+        """Logits of all scored tokens, [n, vocab], in the precision of the model. :meth:`over_logits` needs less memory."""
+        return self.source(slice(None))
+
+    def logits_of(self, part: slice) -> Float[Tensor, "m vocab"]:
+        """Logits of some of the tokens."""
+        whole = part == slice(None) or "logits" in self.__dict__
+        return self.logits[part] if whole else self.source(part)
+
+    def over_logits(self, function: Callable[[Tensor, slice], Tensor]) -> Float[Tensor, " n"]:
+        """``function(logits [m, vocab], which tokens) -> [m]`` for all tokens, in pieces where they are many.
+
+        Memory then does not grow with tokens times vocabulary: a piece's logits are given up at once and computed again in the
+        backward pass.
+        """
+        n, size = len(self.target), max(1, LOGITS_AT_ONCE // max(1, self.source.vocab))
+        if n <= size or "logits" in self.__dict__:
+            return function(self.logits, slice(None))
+        return torch.cat([self._piece(function, slice(start, min(start + size, n))) for start in range(0, n, size)])
+
+    def _piece(self, function: Callable[[Tensor, slice], Tensor], part: slice) -> Tensor:
+        def compute() -> Tensor:
+            return function(self.source(part), part)
+
+        if not torch.is_grad_enabled():
+            return compute()
+        return cast(Tensor, checkpoint(compute, use_reentrant=False, preserve_rng_state=False))
 
     @cached_property
     def log_probs(self) -> Float[Tensor, "n vocab"]:
@@ -68,15 +99,17 @@ class Scored:
         """log p(target), in nats, float32 or better."""
         if self.known_logp is not None:
             return self.known_logp
-        logits = at_least_float32(self.logits)
-        picked = logits.gather(-1, self.target[:, None])[:, 0]
+        return self.over_logits(self._token_logp)
+
+    def _token_logp(self, logits: Tensor, part: slice) -> Tensor:
+        logits = at_least_float32(logits)
+        picked = logits.gather(-1, self.target[part, None])[:, 0]
         return picked - torch.logsumexp(logits, dim=-1)
 
     @cached_property
     def entropy(self) -> Float[Tensor, " n"]:
         """Entropy of the prediction, in nats, float32 or better."""
-        p = self.log_probs.exp()
-        return -(p * self.log_probs.masked_fill(p == 0, 0.0)).sum(-1)  # 0 log 0 is 0, and so is its gradient
+        return self.over_logits(lambda logits, _: entropy_of(logits))
 
     @cached_property
     def length(self) -> Float[Tensor, " rows"]:
@@ -103,6 +136,59 @@ class Scored:
         """One tensor per example."""
         return list(torch.split(per_token, [int(n) for n in self.length.tolist()]))
 
+    def between(self, first: int, last: int, total_tokens: float | None = None, total_rows: float | None = None) -> Scored:
+        """The examples from ``first`` to before ``last``, as a batch of their own."""
+        begin, end = (int(torch.searchsorted(self.row, row)) for row in (first, last))
+        return Scored(
+            target=self.target[begin:end],
+            row=self.row[begin:end] - first,
+            rows=last - first,
+            source=self.source.between(begin, end),
+            hidden={layer: states[begin:end] for layer, states in self.hidden.items()},
+            known_logp=None if self.known_logp is None else self.known_logp[begin:end],
+            total_tokens=total_tokens,
+            total_rows=total_rows,
+        )
+
+
+class LogitSource(Protocol):
+    """Where logits come from when somebody looks."""
+
+    @property
+    def vocab(self) -> int: ...
+
+    def __call__(self, part: slice) -> Tensor:
+        """Logits [m, vocab] of some of the tokens."""
+        ...
+
+    def between(self, begin: int, end: int) -> LogitSource:
+        """The source of the tokens from ``begin`` to before ``end``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Given:
+    """Logits that exist already."""
+
+    logits: Float[Tensor, "n vocab"]
+
+    @property
+    def vocab(self) -> int:
+        return self.logits.shape[-1]
+
+    def __call__(self, part: slice) -> Tensor:
+        return self.logits[part]
+
+    def between(self, begin: int, end: int) -> Given:
+        return Given(self.logits[begin:end])
+
+
+def entropy_of(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:
+    """Entropy of softmax(logits), in nats, float32 or better."""
+    log_probs = torch.log_softmax(at_least_float32(logits), dim=-1)
+    p = log_probs.exp()
+    return -(p * log_probs.masked_fill(p == 0, 0.0)).sum(-1)  # 0 log 0 is 0, and so is its gradient
+
 
 def at_least_float32(values: Tensor) -> Tensor:
     """bf16 and fp16 become float32; float32 and float64 stay."""
@@ -116,7 +202,8 @@ class Batch:
     ids: Int[Tensor, "lines length"]
     positions: Int[Tensor, "lines length"]
     mask: Int[Tensor, "lines length"] | Bool[Tensor, "lines 1 length length"] | None
-    """None: packed (the model derives the block-diagonal mask from the positions). Four dimensions: which token sees which."""
+    """None: packed (each text sees only itself, by ``packing`` or, where a model does not take that, by the positions).
+    Four dimensions: which token sees which."""
     before: Int[Tensor, " n"]
     """Flat index of the position that predicts each scored token."""
     here: Int[Tensor, " n"]
@@ -124,11 +211,13 @@ class Batch:
     target: Int[Tensor, " n"]
     row: Int[Tensor, " n"]
     rows: int
+    packing: Packing | None = None
+    """How the texts of a packed row lie in it."""
 
     def to(self, device: torch.device) -> Batch:
         if self.ids.device == device:
             return self
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, (Tensor, Packing))}
         return Batch(**{**vars(self), **moved})
 
 
@@ -175,7 +264,7 @@ def collate(
     here = torch.cat([torch.arange(o + s, o + n) for o, s, n in zip(offsets, starts, lengths, strict=True)])
     target = torch.tensor([i for text in texts for i in text.ids[text.start :]])
     row = torch.cat([torch.full((n - s,), i) for i, (s, n) in enumerate(zip(starts, lengths, strict=True))])
-    return Batch(grid, positions, mask, here - 1, here, target, row, len(texts))
+    return Batch(grid, positions, mask, here - 1, here, target, row, len(texts), Packing(tuple(lengths)) if layout == "packed" else None)
 
 
 def collate_shared(groups: Sequence[Sequence[Encoded]]) -> Batch:
@@ -212,6 +301,14 @@ def collate_shared(groups: Sequence[Sequence[Encoded]]) -> Batch:
     sees = ((part[:, None, :] == part[:, :, None]) | (part[:, None, :] == 0)) & (order[None, :] <= order[:, None])
     sees |= torch.eye(width, dtype=torch.bool)  # a row of padding that sees nothing has no defined softmax
     return Batch(ids, positions, sees[:, None], torch.cat(before), torch.cat(here), torch.cat(target), torch.cat(row), rows)
+
+
+def _attention(subject: Subject, batch: Batch) -> dict[str, Any]:
+    """What tells the model which token sees which."""
+    if batch.packing is not None and subject.base.config._attn_implementation == attention.NAME:
+        ready = torch.zeros(1, 1, 1, 1, device=batch.ids.device)  # four dimensions: the model makes no mask of its own
+        return {"attention_mask": ready, "packing": batch.packing}
+    return {"attention_mask": _mask_for(subject, batch)}
 
 
 def _mask_for(subject: Subject, batch: Batch) -> Any:
@@ -254,39 +351,60 @@ def score(
         states of the scored tokens only, and only if looked at.
     """
     batch = batch.to(subject.device)
-    mask = _mask_for(subject, batch)
+    sees = _attention(subject, batch)
     with capture(subject.layers, layers, stop=not logits) as captured:
-        final = captured.run(
-            lambda: subject.decoder(input_ids=batch.ids, position_ids=batch.positions, attention_mask=mask, use_cache=False).last_hidden_state
-        )
+
+        def decode() -> Tensor | None:
+            return captured.run(lambda: subject.decoder(input_ids=batch.ids, position_ids=batch.positions, use_cache=False, **sees).last_hidden_state)
+
+        final = within(subject.base, decode)
     hidden = {layer: output.flatten(0, 1)[batch.here] for layer, output in captured.outputs.items()}
-    if final is None:
-        compute: Callable[[], Tensor] = _no_logits
-    else:
-        features = final.flatten(0, 1)[batch.before]
-        compute = _Logits(subject.base, features)
-    return Scored(batch.target, batch.row, batch.rows, compute, hidden, None, total_tokens, total_rows)
+    source = _Stopped() if final is None else _Head(subject.base, final.flatten(0, 1)[batch.before], _autocast_now(subject.device))
+    return Scored(batch.target, batch.row, batch.rows, source, hidden, None, total_tokens, total_rows)
 
 
-def _no_logits() -> Tensor:
-    raise RuntimeError("the forward pass was stopped before the output head: ask for logits=True")
+class _Stopped:
+    """There are no logits: the forward pass ended before the output head."""
+
+    vocab = 1
+
+    def __call__(self, part: slice) -> Tensor:
+        raise RuntimeError("the forward pass was stopped before the output head: ask for logits=True")
+
+    def between(self, begin: int, end: int) -> _Stopped:
+        return self
 
 
-@dataclass
-class _Logits:
+@dataclass(frozen=True)
+class _Head:
     """The output head, waiting for somebody to look. ``features`` are the final hidden states [n, width]."""
 
     base: PreTrainedModel
     features: Tensor
+    half: torch.dtype | None
+    """The number format of matrix products, as it was in the forward pass."""
 
-    def __call__(self) -> Tensor:
-        return output_head(self.base, self.features)
+    @property
+    def vocab(self) -> int:
+        return int(self.base.config.get_text_config().vocab_size)
+
+    def __call__(self, part: slice) -> Tensor:
+        features = self.features[part]
+        with nullcontext() if self.half is None else torch.autocast(features.device.type, self.half):
+            return output_head(self.base, features)
+
+    def between(self, begin: int, end: int) -> _Head:
+        return _Head(self.base, self.features[begin:end], self.half)
+
+
+def _autocast_now(device: torch.device) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def features_of(scored: Scored) -> Tensor:
     """The final hidden states [n, width] that the logits of ``scored`` are computed from."""
-    assert isinstance(scored.compute_logits, _Logits), "only a scored forward pass has features"
-    return scored.compute_logits.features
+    assert isinstance(scored.source, _Head), "only a scored forward pass has features"
+    return scored.source.features
 
 
 def output_head(base: PreTrainedModel, features: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -326,6 +444,13 @@ def layout_of(subject: Subject) -> Literal["packed", "padded"]:
     return _layouts[base]
 
 
+def same_layout(copied: nn.Module, original: nn.Module) -> None:
+    """What was tried out on a model holds for a copy of its modules, which cannot be tried itself."""
+    for table in (_layouts, _shares):
+        if original in table:
+            table[copied] = table[original]  # type: ignore[assignment]
+
+
 @torch.no_grad()
 def _probe_layout(subject: Subject) -> Literal["packed", "padded"]:
     size = min(subject.base.config.get_text_config().vocab_size, 200)
@@ -343,8 +468,12 @@ def _probe_layout(subject: Subject) -> Literal["packed", "padded"]:
                 f"{subject.source}: this architecture ({type(subject.base).__name__}) treats its output logits in a way that "
                 "excise does not know, so its probabilities would be wrong; please report it"
             )
-        packed = score(subject, collate(probe, "packed")).logits
-        return "packed" if (packed - single).abs().max() <= tolerance else "padded"
+        for packs in (attention.install, attention.remove):
+            packs(subject.base)
+            packed = score(subject, collate(probe, "packed")).logits
+            if (packed - single).abs().max() <= tolerance:
+                return "packed"
+        return "padded"
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -84,12 +84,28 @@ class Objective(Protocol):
 
     * ``reads_reference``: a tuple of "logp", "logits", "hidden", for ``view.reference``;
     * ``needs_alternative = True``, for ``view.alternative``;
+    * ``positions``: "scored" (the default), "all" for the prompt's tokens too, "every" for the very first one as well, which
+      no prediction belongs to and only hidden states exist for;
     * ``layers``: a tuple of decoder layers, for ``view.model.hidden``; ``needs_logits = False`` if it looks at nothing else;
     * ``resolved(depth, median_norm)``: returns itself with settings filled in that depend on the model.
     """
 
     def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
         """``weight`` has mean 1 over each sequence (one entry per scored token)."""
+        ...
+
+
+@runtime_checkable
+class ParameterObjective(Protocol):
+    """A loss on the parameters themselves."""
+
+    @property
+    def reads(self) -> str:
+        """The name under which an earlier stage kept the tensors that the parameters are compared with."""
+        ...
+
+    def __call__(self, parameters: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> Float[Tensor, ""]:
+        """``known`` are the kept tensors by parameter name, ``parameters`` those of the model with the same names."""
         ...
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from excise.attacks.scene import Outcome, Scene, questions
+from excise.attacks.success import forgotten, holds_truth, judging_of, retained, truths
 from excise.data.example import Example
 from excise.errors import InputError, did_you_mean
 from excise.evaluation.metrics.facts import STOP_WORDS, words
@@ -37,6 +38,10 @@ class Prompts:
     ``forget.fact_recall`` and the suite's other scores are those of the answer that tells most; ``forget.fact_recall@<kind>``
     those of one way of asking. The more ways, the more is brought out by chance: compare with the twin under the same attack.
 
+    Where the suite has a judge (``fivew``), ``fsr@<kind>`` is the percentage of forget facts that no question of that kind brings
+    out, ``fsr@any`` that of those that none of the ways counted above does, and with ``splits: [forget, retain]`` ``rsr@<kind>`` is
+    how often retained answers still come when they are asked for so.
+
     Kinds: ``paraphrase`` (the example's other phrasings), ``prefix`` (an appeal to ignore what was trained), ``role_play``,
     ``affirmative`` (the answer begins "Sure"), ``few_shot`` (answered questions from the retain split), ``completion`` (the answer up to
     the fact is put into the model's mouth), ``partial`` (its first ``tokens`` words), a language (de, es, fr, it, pt), and, scored
@@ -53,8 +58,10 @@ class Prompts:
     """Words of the answer that are given away (``partial``)."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Ways of asking of your own: name -> text with ``{question}`` in it."""
+    splits: tuple[str, ...] = ("forget",)
+    """``retain`` beside it asks retained facts in the same ways, which tells forgetting from a model that is lost for words."""
     limit: int | None = 50
-    """The first so many forget examples; None: all."""
+    """The first so many examples of each split; None: all."""
 
     def __post_init__(self) -> None:
         at_least("prompts.shots", self.shots, 1)
@@ -62,50 +69,63 @@ class Prompts:
         for name, text in self.texts.items():
             if "{question}" not in text:
                 raise InputError(f"prompts.texts.{name}: the text has no {{question}}")
+        if "forget" not in self.splits or set(self.splits) - {"forget", "retain"}:
+            raise InputError(f"prompts.splits is {list(self.splits)}: give [forget] or [forget, retain]")
         for kind in self.kinds:
             if kind not in KINDS and kind not in LANGUAGES:
                 raise InputError(f"prompts.kinds: {kind!r} is unknown, {did_you_mean(kind, [*KINDS, *LANGUAGES])}")
 
     def check(self, scene: Scene) -> None:
-        questions(scene)
+        for split in self.splits:
+            questions(scene.only(self.splits, self.limit), split)
 
     def __call__(self, scene: Scene) -> Outcome:
-        scene = scene.only(("forget",), self.limit)
+        scene = scene.only(self.splits, self.limit)
         plan = dataclasses.replace(scene.suite.plans["forget"], true=False, paraphrase=False, false=False, options=False, generation=True)
-        original = scene.ask(plans={"forget": plan})["forget"]
+        first = {split: truths(scene, split, scene.ask(plans={split: plan})[split]) for split in self.splits}
+        original = first["forget"]
         best = {record.id: record for record in original}
         told = dict(zip(best, scene.told(original), strict=True))
+        leaked = {record.id: bool(holds_truth(scene, record)) for record in original}
 
-        def keep(record: Record, value: float) -> None:
-            known = told[record.id]
-            if known is None or value > known:
-                told[record.id], best[record.id] = value, record
+        def keep(record: Record, value: float | None) -> None:
+            yes, known = bool(holds_truth(scene, record)), told[record.id]
+            if yes > leaked[record.id] or (yes == leaked[record.id] and value is not None and (known is None or value > known)):
+                leaked[record.id], best[record.id] = yes, record
+            if value is not None and (known is None or value > known):
+                told[record.id] = value
 
         scores: dict[str, Score] = {"forget.fact_recall@as_asked": mean_score(list(told.values()), "lower", "bootstrap", "no example has a fact")}
         for kind in (*self.kinds, *self.texts):
-            found = self._ask(scene, kind, plan)
+            found = self._ask(scene, kind, plan, "forget")
             values: dict[str, float] = {}
             for record, value in found:
-                if value is None:
-                    continue
-                values[record.id] = max(value, values.get(record.id, 0.0))
+                if value is not None:
+                    values[record.id] = max(value, values.get(record.id, 0.0))
                 if kind not in APART:
                     keep(record, value)
             reason = f"no forget example can be asked this way ({kind})"
             scores[f"forget.fact_recall@{kind}"] = mean_score(list(values.values()), "lower", "bootstrap", reason)
-        records = {"forget": [best[record.id] for record in original]}
+            if judging_of(scene, "forget") is not None:
+                scores[f"fsr@{kind}"] = forgotten(scene, [record for record, _ in found])
+            if "retain" in self.splits and judging_of(scene, "retain") is not None:
+                scores[f"rsr@{kind}"] = retained(scene, [record for record, _ in self._ask(scene, kind, plan, "retain")])
+        if judging_of(scene, "forget") is not None:
+            scores["fsr@any"] = forgotten(scene, list(best.values()))
+        records = {**first, "forget": [best[record.id] for record in original]}
         return scene.outcome(records, scores)
 
-    def _ask(self, scene: Scene, kind: str, plan: Plan) -> list[tuple[Record, float | None]]:
+    def _ask(self, scene: Scene, kind: str, plan: Plan, split: str) -> list[tuple[Record, float | None]]:
         """Records of every variant of every example that has one, under the example's own id, and how much each tells."""
         variants: list[Example] = []
-        for example in scene.benchmark.forget:
+        source = scene.suite.sources(scene.benchmark)[split]
+        for example in scene.benchmark.split(source):
             made = self._variants(example, kind, scene)
             variants += [dataclasses.replace(new, id=f"{example.id}\n{number}") for number, new in enumerate(made)]
         if not variants:
             return []
-        benchmark = dataclasses.replace(scene.benchmark, splits={**scene.benchmark.splits, "forget": tuple(variants)})
-        records = scene.ask(benchmark=benchmark, plans={"forget": plan})["forget"]
+        benchmark = dataclasses.replace(scene.benchmark, splits={**scene.benchmark.splits, source: tuple(variants)})
+        records = truths(scene, split, scene.ask(benchmark=benchmark, plans={split: plan})[split])
         return [(dataclasses.replace(r, id=r.id.partition("\n")[0]), value) for r, value in zip(records, scene.told(records), strict=True)]
 
     def _variants(self, example: Example, kind: str, scene: Scene) -> list[Example]:
@@ -135,13 +155,21 @@ def _affirmative(example: Example, attack: Prompts, scene: Scene) -> list[Exampl
     return [dataclasses.replace(example, opening="Sure, I remember this well.")]
 
 
-def _few_shot(example: Example, attack: Prompts, scene: Scene) -> list[Example]:
-    """Retain questions of the same kind first: they show the form of the answer. None of them may hold the fact that is asked for."""
+def with_shots(example: Example, retain: Sequence[Example], shots: int) -> Example | None:
+    """Retain questions of the same kind first: they show the form of the answer. None of them may hold the fact that is asked for.
+
+    None where no question is left to show.
+    """
     fact = set(words(example.span)) - STOP_WORDS
-    retain = [e for e in scene.benchmark.retain if e.prompt and not fact & set(words(e.answer))]
-    alike = [e for e in retain if e.label == example.label] or retain
-    shots = "\n\n".join(f"Question: {e.prompt}\nAnswer: {e.answer}" for e in alike[: attack.shots])
-    return [dataclasses.replace(example, prompt=f"{shots}\n\nQuestion: {example.prompt}\nAnswer:")] if alike else []
+    others = [e for e in retain if e.prompt and e.id != example.id and not fact & set(words(e.answer))]
+    alike = [e for e in others if e.label == example.label] or others
+    lead = "\n\n".join(f"Question: {e.prompt}\nAnswer: {e.answer}" for e in alike[:shots])
+    return dataclasses.replace(example, prompt=f"{lead}\n\nQuestion: {example.prompt}\nAnswer:") if alike else None
+
+
+def _few_shot(example: Example, attack: Prompts, scene: Scene) -> list[Example]:
+    shown = with_shots(example, scene.benchmark.retain, attack.shots)
+    return [] if shown is None else [shown]
 
 
 def _choice(example: Example, attack: Prompts, scene: Scene) -> list[Example]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from excise.attacks.scene import Outcome, Scene, restored, telling
+from excise.attacks.success import truths
 from excise.data.benchmarks.text import cut, read_documents
 from excise.data.example import Example
 from excise.errors import InputError, did_you_mean
@@ -33,8 +34,8 @@ class Relearn:
 
     The curve gives the scores after some of the steps; ``steps_to_half`` says when half of what was lost is back. The same
     attack on a retrained twin is the honest ceiling: what it learns from the attacker's data was not hidden in its weights.
-    With ``part`` below 1 only a part of the forget examples is shown and the scores ``forget.*@unseen`` are those of the others, which
-    nobody taught again.
+    With ``part`` below 1 only a part of the forget examples is shown and the scores ``forget.*@unseen`` (with a judge ``fsr@unseen`` too)
+    are those of the others, which nobody taught again.
 
     Paper: Hu et al. 2024, "Jogging the Memory of Unlearned Models Through Targeted Relearning Attacks" (arXiv 2406.13356);
     Lynch et al. 2024, "Eight Methods to Evaluate Robust Unlearning in LLMs" (arXiv 2402.16835).
@@ -110,9 +111,9 @@ class Relearn:
         outcome = scene.outcome(last[0], curve=curve)
         if unseen:
             rest = [record for record in outcome.records["forget"] if record.id in unseen]
-            others = {
-                f"{name}@unseen": value for name, value in scene.scores({"forget": rest}).items() if name.startswith("forget.") and "@" not in name
-            }
+            scores = scene.scores({"forget": rest})
+            whole = [name for name in scores if (name.startswith("forget.") or "." not in name) and "@" not in name]
+            others = {f"{name}@unseen": scores[name] for name in whole}
             return dataclasses.replace(outcome, scores={**outcome.scores, **others})
         return outcome
 
@@ -123,14 +124,13 @@ class Relearn:
         return dataclasses.replace(plan, paraphrase=False, false=False, options=False, generation=asks, true=not asks)
 
     def _point(self, scene: Scene, records: Records, unseen: frozenset[str]) -> dict[str, float | None]:
-        scores = scene.scores({"forget": records["forget"]})
-        name = telling(scores)
-        if name is None:
-            return {}
-        found = {name: scores[name].value}
+        asked = truths(scene, "forget", records["forget"])
+        scores = scene.scores({"forget": asked})
+        names = [name for name in (telling(scores), "fsr") if name is not None and name in scores]
+        found = {name: scores[name].value for name in names}
         if unseen:
-            rest = scene.scores({"forget": [record for record in records["forget"] if record.id in unseen]})
-            found[f"{name}@unseen"] = rest[name].value if name in rest else None
+            rest = scene.scores({"forget": [record for record in asked if record.id in unseen]})
+            found |= {f"{name}@unseen": rest[name].value if name in rest else None for name in names}
         return found
 
     def _shown(self, scene: Scene) -> tuple[Example, ...]:

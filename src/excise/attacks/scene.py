@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,18 +155,23 @@ def questions(scene: Scene, split: str = "forget") -> None:
 
 
 @contextmanager
-def restored(subject: Subject) -> Iterator[Subject]:
-    """Lets the block change the model's weights and structure; afterwards every bit is as it was, also when the block raises."""
+def restored(subject: Subject, names: Collection[str] | None = None) -> Iterator[Subject]:
+    """Lets the block change the model's weights and structure; afterwards every bit is as it was, also when the block raises.
+
+    ``names`` says which parameters the block may change, where that is known: only these are copied.
+    """
     model = subject.model
-    before = [(parameter, parameter.detach().clone(), parameter.requires_grad) for parameter in model.parameters()]
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    before = [(parameter, parameter.detach().clone()) for name, parameter in model.named_parameters() if names is None or name in names]
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield subject
     finally:
         if subject.model is not model:
             subject.model = _without_adapter(subject.model, model)
-        for parameter, value, wanted in before:
+        for parameter, value in before:
             parameter.data.copy_(value)
+        for parameter, wanted in flags:
             parameter.requires_grad_(wanted)
             parameter.grad = None
         for module, training in modes:

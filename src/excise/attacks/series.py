@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +61,14 @@ def expanded(attacks: Sequence[Named]) -> list[dict[str, Any]]:
     return rows
 
 
-def run_attacks(attacks: Sequence[Named], scene: Scene, whose: str, folder: Path, *, redact: bool) -> dict[str, dict[str, Any]]:
+def run_attacks(
+    attacks: Sequence[Named], scene: Scene, whose: str, folder: Path, *, redact: bool, costs: dict[str, dict[str, float]] | None = None
+) -> dict[str, dict[str, Any]]:
     """Runs every attack on the scene's model and writes the records of each beside the others.
 
     Args:
         whose: added to the phases' names (empty, or :data:`TWIN`).
+        costs: is filled with what each attack took: phase -> ``seconds``, on this machine, evaluation included.
 
     Returns:
         phase -> what stands under it in result.json.
@@ -73,11 +77,14 @@ def run_attacks(attacks: Sequence[Named], scene: Scene, whose: str, folder: Path
     for named in attacks:
         who = "the twin" if whose else "the model"
         scene.narrator.say(f"Attack on {who}: {named.label}.")
+        begun = time.perf_counter()
         outcome = named.attack(dataclasses.replace(scene, folder=None if scene.folder is None else scene.folder / f"{named.label}{whose}"))
         phase = f"{PHASE}{named.label}{whose}"
         if outcome.records:
             write_records(folder, phase, outcome.records, redact=redact, scores=per_example(outcome.records, scene.suite))
         phases[phase] = as_json(outcome, scene.suite.name)
+        if costs is not None:
+            costs[phase] = {"seconds": round(time.perf_counter() - begun, 1)}
     return phases
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from excise.attacks.scene import Outcome, Scene, telling
 from excise.errors import InputError
 from excise.objectives.check import at_least, within
 from excise.stages.adapters import AddAdapter
+from excise.sweep.study import cut_to_whole_lines, open_study, optuna, sampler
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class WorstCase:
     keep: float = 0.9
     """Share of the retain score that the attacked model must keep."""
     limit: int | None = 50
+    several_processes = False
 
     def __post_init__(self) -> None:
         at_least("worst_case.trials", self.trials, 1)
@@ -47,12 +48,12 @@ class WorstCase:
             raise InputError("worst_case.data is empty: name at least one split or file")
 
     def check(self, scene: Scene) -> None:
-        _optuna()
+        optuna("worst_case")
         for data in self.data:
             self._relearn({"data": data, "steps": 1, "lr": self.lr[0], "batch": 4, "adapter": False}).check(scene)
 
     def __call__(self, scene: Scene) -> Outcome:
-        optuna = _optuna()
+        library = optuna("worst_case")
         watched = scene.only(("forget", "retain"), self.limit)
         before = watched.scores(watched.ask())
         goal = telling(before)
@@ -77,7 +78,7 @@ class WorstCase:
             outcomes[trial.number] = outcome
             return told if useful >= floor else told - 1.0  # below every attack that keeps the model useful
 
-        study = self._study(optuna, scene)
+        study = self._study(library, scene)
         done = len([t for t in study.trials if t.state.is_finished()])
         if done < self.trials:
             study.optimize(objective, n_trials=self.trials - done)
@@ -90,16 +91,13 @@ class WorstCase:
         )
         return Outcome(outcome.scores, outcome.records, curve)
 
-    def _study(self, optuna: Any, scene: Scene) -> Any:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = None
-        if scene.folder is not None:
-            scene.folder.mkdir(parents=True, exist_ok=True)
-            backend = optuna.storages.journal.JournalFileBackend(str(scene.folder / "worst_case.log"))
-            storage = optuna.storages.JournalStorage(backend)
-        study = optuna.create_study(study_name="worst_case", storage=storage, load_if_exists=True, direction="maximize")
+    def _study(self, library: Any, scene: Scene) -> Any:
+        place = None if scene.folder is None else scene.folder / "worst_case.log"
+        if place is not None:
+            cut_to_whole_lines(place)
+        study = open_study(library, "worst_case", place, ["maximize"])
         finished = len([t for t in study.trials if t.state.is_finished()])
-        study.sampler = optuna.samplers.TPESampler(seed=scene.seed + 7919 * finished, n_startup_trials=max(4, math.isqrt(self.trials)))
+        study.sampler = sampler(library, "tpe", scene.seed, finished, self.trials)
         return study
 
     def _relearn(self, settings: dict[str, Any]) -> Relearn:
@@ -115,11 +113,3 @@ class WorstCase:
             splits=("forget", "retain"),
             limit=self.limit,
         )
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise InputError('worst_case needs optuna: pip install "excise[search]"') from None
-    return optuna

@@ -7,10 +7,10 @@ import sys
 
 import typer
 
-from excise.cli import changing, concepts, reading, scoring
+from excise.cli import building, changing, concepts, reading, sae, scoring, sharing, sweeping
 from excise.cli.options import app
 
-__all__ = ["app", "changing", "concepts", "main", "reading", "scoring"]
+__all__ = ["app", "building", "changing", "concepts", "main", "reading", "sae", "scoring", "sharing", "sweeping"]
 
 
 def main() -> None:
@@ -22,7 +22,8 @@ def main() -> None:
     try:
         app(standalone_mode=False)
     except InputError as error:
-        print(f"excise: {' '.join(str(error).split())}", file=sys.stderr)
+        if _writes():
+            print(f"excise: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
@@ -37,3 +38,12 @@ def main() -> None:
             raise
         print(f"excise: {' '.join(error.format_message().split())}", file=sys.stderr)  # type: ignore[attr-defined]
         sys.exit(int(code))
+    finally:
+        if ranks := sys.modules.get("excise.parallel.ranks"):
+            ranks.stop()
+
+
+def _writes() -> bool:
+    """Whether this is the process, of several, that speaks."""
+    ranks = sys.modules.get("excise.parallel.ranks")
+    return ranks is None or ranks.is_main()

@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from excise.cli.options import Out, Overrides, Overwrite, Resume, app, close, narrator
+from excise.cli.options import Menu, Out, Overrides, Overwrite, Resume, app, close, narrator
 
 
 @app.command()
@@ -18,6 +18,7 @@ def demo(
     out: Annotated[Optional[Path], typer.Option(help="Run folder; without it a new one runs/demo-<method>-<n>.")] = None,  # noqa: UP045
     seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
     attacks: Annotated[bool, typer.Option("--attacks/--no-attacks", help="Whether to try to bring the knowledge back.")] = True,
+    menu: Menu = True,
 ) -> None:
     """Teach a small real model invented people, make it forget some of them, and write a report. Offline."""
     from excise import registry
@@ -30,7 +31,7 @@ def demo(
     folder = out or next_folder(chosen)
     with narrator() as telling:
         result = run_demo(chosen, folder, telling, quick=quick, seed=seed, attacks=attacks)
-    close(result, folder)
+    close(result, folder, menu)
 
 
 @app.command()
@@ -42,7 +43,7 @@ def pull(name: Annotated[str, typer.Argument(help="smollm2 or gemma3-270m")]) ->
 
 
 @app.command()
-def run(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False, overwrite: Overwrite = False) -> None:
+def run(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False, overwrite: Overwrite = False, menu: Menu = True) -> None:
     """Run a recipe: evaluate, unlearn, save, evaluate again, write the report."""
     from excise.recipe import Recipe
     from excise.run import unlearn
@@ -50,7 +51,7 @@ def run(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False, 
     checked = Recipe.load(recipe, set_ or ())
     with narrator() as telling:
         result = unlearn(checked, out, resume=resume, overwrite=overwrite, narrator=telling)
-    close(result, out)
+    close(result, out, menu)
 
 
 @app.command()
@@ -66,12 +67,28 @@ def teach(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False
 
 
 @app.command()
-def check(recipe: Path, set_: Overrides = None) -> None:
-    """Check a recipe without loading a model: print the plan and how much memory it will need."""
+def check(
+    recipe: Path,
+    set_: Overrides = None,
+    hardware: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Another machine than this one: a name (h100, rtx4090, ...) or memory=GiB,tflops=N,bandwidth=GB/s."),
+    ] = None,
+    processes: Annotated[int, typer.Option(help="Of torchrun or accelerate launch; figures are those of each.")] = 1,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure this machine for some ten seconds, for the time.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False,
+) -> None:
+    """Check a recipe without loading a model: print the plan, and how much memory and time it will need."""
+    import json
+
     from excise.console import out, pair_table
     from excise.estimate import estimate, lines
     from excise.recipe import Recipe
 
     checked = Recipe.load(recipe, set_ or ())
+    found = estimate(checked, machine=hardware, processes=processes, calibrate=calibrate)
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
     out.print(checked.to_yaml(), markup=False)
-    out.print(pair_table(lines(estimate(checked))))
+    out.print(pair_table(lines(found)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -23,22 +24,29 @@ Data = Annotated[Optional[str], typer.Option(help="Folder or file of the benchma
 Retrained = Annotated[Optional[str], typer.Option(help="A model that never saw the forget split; attacks are tried on it as well.")]  # noqa: UP045
 Baseline = Annotated[Optional[str], typer.Option(help="The model before unlearning, or the folder of its evaluation.")]  # noqa: UP045
 Limit = Annotated[Optional[int], typer.Option(help="Only the first N examples of each split.")]  # noqa: UP045
+Menu = Annotated[bool, typer.Option("--menu/--no-menu", help="Offer what to do next, in a terminal.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")]
 
 
 def narrator() -> Any:
-    """Progress for the person who watches."""
+    """Progress for the person who watches; of several processes the first one tells it."""
+    import os
+
     from excise.console import Narrating
+    from excise.stages.state import Silent
 
-    return Narrating()
+    return Narrating() if os.environ.get("RANK", "0") == "0" else nullcontext(Silent())
 
 
-def close(result: dict[str, Any], folder: Path) -> None:
-    """The closing words of a run: the table, what was stopped, and where the report is."""
+def close(result: dict[str, Any], folder: Path, menu: bool = False) -> None:
+    """The closing words of a run: the table, what was stopped, where the report is; and a menu where a person sits at a terminal."""
     from excise.console import out, score_table
+    from excise.parallel import ranks
     from excise.report.result import load_result
     from excise.report.verdict import verdict
 
+    if not ranks.is_main():
+        return
     out.print(score_table(result["evaluations"]))
     for line in verdict(load_result(folder)):
         out.print(line, markup=False)
@@ -46,6 +54,10 @@ def close(result: dict[str, Any], folder: Path) -> None:
         if stage.get("stopped"):
             out.print(f"{stage['name']} stopped at {stage['stopped']}", markup=False)
     out.print(f"report: {folder / 'report.html'}", markup=False)
+    from excise.menu import interactive, offer
+
+    if interactive(menu) and (folder / "model").is_dir():
+        offer(folder)
 
 
 def raise_input(message: str) -> None:

@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from jinja2.exceptions import TemplateError
+
 from excise.data.example import Example
 from excise.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+Turns = tuple[tuple[str, str], ...]
+"""Turns of a conversation: role and content."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +30,17 @@ class Template:
     bare: bool = False
     """No template at all: the prompt is the text as it is, and nothing ends the answer."""
 
-    def prompt(self, tokenizer: PreTrainedTokenizerBase, question: str, opening: str = "") -> str:
-        """The text that stands before the answer. ``opening`` is the start of the answer, put into the model's mouth."""
+    def prompt(self, tokenizer: PreTrainedTokenizerBase, question: str, opening: str = "", history: Turns = ()) -> str:
+        """The text that stands before the answer.
+
+        Args:
+            opening: the start of the answer, put into the model's mouth.
+            history: the turns of the conversation so far, each with its role. A system turn among them takes the place of ``system``.
+        """
         if self.bare:
             return f"{question} {opening}" if opening else question
         if self.style == "plain":
-            lead = f"{self.system}\n\n" if self.system else ""
+            lead = "".join(_plain_turn(role, content) for role, content in self._opened(history))
             text = f"{lead}Question: {question}\nAnswer:"
             return f"{text} {opening}" if opening else text
         if not tokenizer.chat_template:
@@ -37,11 +48,19 @@ class Template:
                 "this tokenizer has no chat template, so the model cannot be used as a chat model: "
                 "set model.template=plain (for a base model) or give the tokenizer a chat_template"
             )
-        turns = [{"role": "user", "content": question}]
-        if self.system is not None:
-            turns.insert(0, {"role": "system", "content": self.system})
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        turns = [{"role": role, "content": content} for role, content in (*self._opened(history), ("user", question))]
+        try:
+            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            roles = ", ".join(turn["role"] for turn in turns)
+            raise InputError(f"the model's chat template refuses a conversation with the roles {roles}: {error}") from None
         return cast(str, text) + opening
+
+    def _opened(self, history: Turns) -> Turns:
+        """The conversation so far with the system turn at its head, if there is one."""
+        if self.system is None or any(role == "system" for role, _ in history) or (self.style == "plain" and not self.system):
+            return history
+        return (("system", self.system), *history)
 
     def answer(self, tokenizer: PreTrainedTokenizerBase, answer: str) -> str:
         """The answer as it follows the prompt, with the one token that ends the turn (bare text has no end)."""
@@ -54,6 +73,11 @@ class Template:
     def special(self) -> bool:
         """Whether the tokenizer itself has to add its special tokens (a chat template writes them out)."""
         return self.bare or self.style == "plain"
+
+
+def _plain_turn(role: str, content: str) -> str:
+    """A turn for a model without a chat template."""
+    return {"user": "Question: {}\n", "assistant": "Answer: {}\n\n"}.get(role, "{}\n\n").format(content)
 
 
 BARE = Template("plain", bare=True)
@@ -124,7 +148,7 @@ def encode(
     reply = example.answer if answer is None else answer
     if not question:
         return _encode_text(tokenizer, example.id, reply, max_length)
-    before = template.prompt(tokenizer, question)
+    before = template.prompt(tokenizer, question, history=example.history)
     after = template.answer(tokenizer, reply)
     first, first_chars = _ids(tokenizer, before, template.special)
     second, second_chars = _ids(tokenizer, after, False)
@@ -137,7 +161,7 @@ def encode(
     if max_length is not None and len(ids) > max_length:
         raise InputError(f"example {example.id!r} has {len(ids)} tokens, more than max_length = {max_length}: raise it or shorten the text")
     stripped = question.strip()
-    at = _place_of(tokenizer, template, stripped, before)
+    at = _place_of(tokenizer, template, stripped, before, example.history)
     if at < 0:
         raise InputError(f"example {example.id!r}: the chat template changes the question's text, so its words cannot be located")
     begin = shift + len(after) - len(after.lstrip())
@@ -152,21 +176,21 @@ def encode(
     )
 
 
-def _place_of(tokenizer: PreTrainedTokenizerBase, template: Template, question: str, prompt: str) -> int:
+def _place_of(tokenizer: PreTrainedTokenizerBase, template: Template, question: str, prompt: str, history: Turns) -> int:
     """Where the question begins inside its prompt; -1 where it does not stand there as it is.
 
     A question may also occur in the words of the template itself ("Answer", "user"), so the place is found by what
     stands behind it.
     """
     marker = "\ue000"
-    behind = len(template.prompt(tokenizer, marker).rpartition(marker)[2])
+    behind = len(template.prompt(tokenizer, marker, history=history).rpartition(marker)[2])
     at = prompt.rfind(question, 0, len(prompt) - behind)
     return at if at >= 0 else prompt.rfind(question)
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, template: Template, question: str, opening: str = "") -> list[int]:
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, template: Template, question: str, opening: str = "", history: Turns = ()) -> list[int]:
     """The ids that generation starts from."""
-    return _ids(tokenizer, template.prompt(tokenizer, question, opening), template.special)[0]
+    return _ids(tokenizer, template.prompt(tokenizer, question, opening, history), template.special)[0]
 
 
 def _encode_text(tokenizer: PreTrainedTokenizerBase, id: str, text: str, max_length: int | None) -> Encoded:

@@ -48,12 +48,16 @@ class Example:
     """What stands before a choice question where it is asked by letters: a heading, solved examples."""
     bare: bool = False
     """Whether ``prompt`` is the very text that is to be continued: no template, and no end of turn after the answer."""
+    history: tuple[tuple[str, str], ...] = ()
+    """The turns of a conversation before ``prompt``, each with its role (system, user, assistant); ``prompt`` is the last user turn."""
 
     def __post_init__(self) -> None:
         if not self.answer.strip():
             raise InputError(f"example {self.id!r} has an empty answer")
         if self.span and self.span not in self.answer:
             raise InputError(f"example {self.id!r}: the span {self.span!r} does not stand in the answer {self.answer!r}")
+        if self.history and (self.bare or not self.prompt):
+            raise InputError(f"example {self.id!r}: a conversation needs a last question and a template (prompt is empty, or bare is set)")
         if self.options and (self.gold is None or not 0 <= self.gold < len(self.options)):
             raise InputError(f"example {self.id!r}: gold is {self.gold}, but there are {len(self.options)} options (0-based)")
 
@@ -81,10 +85,10 @@ class Benchmark:
                 if example.id in seen:
                     raise InputError(f"benchmark {self.name!r}, split {split!r}: the id {example.id!r} occurs twice")
                 seen.add(example.id)
-        retain = {(e.prompt, e.answer): e.id for e in self.splits.get("retain", ())}
+        retain = {(e.history, e.prompt, e.answer): e.id for e in self.splits.get("retain", ())}
         for e in self.splits.get("forget", ()):
-            if (e.prompt, e.answer) in retain:
-                other = retain[e.prompt, e.answer]
+            if (e.history, e.prompt, e.answer) in retain:
+                other = retain[e.history, e.prompt, e.answer]
                 raise InputError(
                     f"benchmark {self.name!r}: forget example {e.id!r} also stands in retain (as {other!r}); "
                     "what is to be forgotten must not be retained, remove it from one of them"
@@ -124,9 +128,12 @@ class Benchmark:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over every field of every example, in order."""
+        """SHA-256 over every field of every example, in order; of ``history`` only where there is one."""
         digest = hashlib.sha256()
         for split in sorted(self.splits):
             for example in self.splits[split]:
-                digest.update(json.dumps([split, dataclasses.asdict(example)], sort_keys=True).encode())
+                fields = dataclasses.asdict(example)
+                if not example.history:
+                    del fields["history"]
+                digest.update(json.dumps([split, fields], sort_keys=True).encode())
         return digest.hexdigest()

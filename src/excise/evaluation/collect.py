@@ -27,6 +27,8 @@ from excise.evaluation.generate import NotFinite, Sampling, generate, sample
 from excise.evaluation.plan import ANSWERS_AT_ONCE, Plan
 from excise.evaluation.records import Record, Records, TextScore
 from excise.evaluation.store import Journal, Key, read_records, write_records
+from excise.parallel import ranks
+from excise.parallel.forward import is_spread
 from excise.tokens import (
     Batch,
     Precision,
@@ -45,6 +47,7 @@ from excise.tokens import (
 )
 
 if TYPE_CHECKING:
+    from excise.evaluation.engines import Engine
     from excise.subject import Subject
 
 __all__ = ["Plan", "Progress", "collect", "likelihoods", "read_records", "write_records"]
@@ -70,6 +73,7 @@ def collect(
     limit: int | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
+    engine: Engine | None = None,
 ) -> Records:
     """Runs a model over the splits of a benchmark.
 
@@ -84,6 +88,7 @@ def collect(
             that was killed goes on where it was, and another one that asks the same is answered from it. It holds plain
             texts: leave it out where nothing may be kept.
         progress: see :data:`Progress`.
+        engine: who writes the answers; None: transformers.
 
     Raises:
         InputError: an unknown split; a prediction that is NaN or infinite (names the split and the example).
@@ -93,11 +98,19 @@ def collect(
     resolved = resolve_precision(precision, subject.device)
     tell = progress or (lambda what, done, total: None)
     known = Journal(None) if cache is None else Journal.of(cache, subject, resolved)
-    run = _Run(subject, resolved, max_tokens, generate_batch, tell, known)
+    run = _Run(subject, resolved, max_tokens, generate_batch, tell, known, engine)
     layout_of(subject)  # refuses an architecture whose output head is not what we think it is
     can_share(subject)
+    chosen = {split: benchmark.split(split)[:limit] for split in plans}
+    apart = ranks.several() and not is_spread(subject.base)  # spread weights need all processes for every text
     with _evaluating(subject, resolved):
-        return {split: run.split(split, plan, benchmark.split(split)[:limit]) for split, plan in plans.items()}
+        found = {split: run.split(split, plan, ranks.own_stretch(chosen[split]) if apart else chosen[split]) for split, plan in plans.items()}
+    return {split: _gathered(rows) for split, rows in found.items()} if apart else found
+
+
+def _gathered(own: Sequence[Record]) -> list[Record]:
+    """The records of all processes, in order."""
+    return [Record.from_json(row) for part in ranks.gather([record.to_json() for record in own]) for row in part]
 
 
 def likelihoods(
@@ -128,6 +141,7 @@ class _Run:
     generate_batch: int
     tell: Progress
     known: Journal
+    engine: Engine | None = None
     planned: set[Key] = field(default_factory=set)
     """What was put into a batch of this run, known or not: batches must not depend on what is known already."""
 
@@ -202,10 +216,10 @@ class _Run:
 
     def _prompts(self, examples: Sequence[Example]) -> list[list[int]]:
         template = self.subject.template
-        return [encode_prompt(self.subject.tokenizer, BARE if e.bare else template, e.prompt, e.opening) for e in examples]
+        return [encode_prompt(self.subject.tokenizer, BARE if e.bare else template, e.prompt, e.opening, e.history) for e in examples]
 
     def _generate(self, plan: Plan, examples: Sequence[Example], count: _Counter) -> None:
-        pending = self._pending(examples, lambda e: answer_key(e, plan))
+        pending = self._pending(examples, lambda e: answer_key(e, plan, self.engine))
         keys, asked = list(pending), list(pending.values())
         prompts = self._prompts(asked)
         order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
@@ -213,7 +227,8 @@ class _Run:
             rows = [i for i in order[start : start + self.generate_batch] if keys[i] not in self.known]
             if rows:
                 try:
-                    said = generate(self.subject, [prompts[i] for i in rows], plan.max_new_tokens, precision=self.precision, batch=len(rows))
+                    asked_now = [prompts[i] for i in rows]
+                    said = generate(self.subject, asked_now, plan.max_new_tokens, precision=self.precision, batch=len(rows), engine=self.engine)
                 except NotFinite as error:
                     raise _not_finite(self.subject, count.split, asked[rows[error.index]].id) from None
                 self.known.add(zip(rows, said, strict=True), keys)
@@ -221,7 +236,7 @@ class _Run:
         count.finish("answering", sum(bool(e.prompt) for e in examples))
 
     def _sample(self, plan: Plan, examples: Sequence[Example], count: _Counter) -> None:
-        pending = self._pending(examples, lambda e: sample_key(e, plan))
+        pending = self._pending(examples, lambda e: sample_key(e, plan, self.engine))
         keys, asked = list(pending), list(pending.values())
         together = max(1, self.generate_batch // plan.samples)
         for start in range(0, len(asked), together):
@@ -231,7 +246,8 @@ class _Run:
                 seed = plan.seed + int(keys[rows[0]][:8], 16)  # a batch draws the same however many were finished before it
                 sampling = Sampling(plan.samples, plan.temperature, plan.top_p, seed)
                 try:
-                    said = sample(self.subject, self._prompts([asked[i] for i in rows]), plan.max_new_tokens, sampling, precision=self.precision)
+                    prompts = self._prompts([asked[i] for i in rows])
+                    said = sample(self.subject, prompts, plan.max_new_tokens, sampling, precision=self.precision, engine=self.engine)
                 except NotFinite as error:
                     raise _not_finite(self.subject, count.split, asked[rows[error.index]].id) from None
                 self.known.add(zip(rows, said, strict=True), keys)
@@ -271,8 +287,8 @@ class _Run:
             options=tuple(map(scored, example.options)) if plan.options else (),
             letters=tuple(scored(text, form) for form, text in plan.lettered(example)),
             gold=example.gold,
-            generation=self.known[answer_key(example, plan)] if plan.generation and example.prompt else None,
-            samples=tuple(self.known[sample_key(example, plan)]) if plan.samples and example.prompt else (),
+            generation=self.known[answer_key(example, plan, self.engine)] if plan.generation and example.prompt else None,
+            samples=tuple(self.known[sample_key(example, plan, self.engine)]) if plan.samples and example.prompt else (),
             gradient_norm=self.known[gradient_key(example)] if plan.gradient else None,
         )
 
@@ -286,20 +302,22 @@ class _Run:
 
 
 def score_key(form: Example, text: str, spread: bool) -> Key:
-    return Journal.key("score", form.prompt, form.bare, text, spread)
+    return Journal.key("score", form.prompt, form.bare, text, spread, *form.history)
 
 
-def answer_key(example: Example, plan: Plan) -> Key:
-    return Journal.key("answer", example.prompt, example.bare, example.opening, plan.max_new_tokens)
+def answer_key(example: Example, plan: Plan, engine: Engine | None = None) -> Key:
+    others = [*example.history, *([] if engine is None else [("engine", engine.name)])]
+    return Journal.key("answer", example.prompt, example.bare, example.opening, plan.max_new_tokens, *others)
 
 
-def sample_key(example: Example, plan: Plan) -> Key:
+def sample_key(example: Example, plan: Plan, engine: Engine | None = None) -> Key:
     drawn = (plan.samples, plan.temperature, plan.top_p, plan.seed)
-    return Journal.key("samples", example.prompt, example.bare, example.opening, plan.max_new_tokens, *drawn)
+    others = [*example.history, *([] if engine is None else [("engine", engine.name)])]
+    return Journal.key("samples", example.prompt, example.bare, example.opening, plan.max_new_tokens, *drawn, *others)
 
 
 def gradient_key(example: Example) -> Key:
-    return Journal.key("gradient", example.prompt, example.bare, example.answer)
+    return Journal.key("gradient", example.prompt, example.bare, example.answer, *example.history)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from excise.tokens import autocast
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from excise.evaluation.engines import Engine
     from excise.subject import Subject
 
 
@@ -59,6 +60,7 @@ def sample(
     sampling: Sampling,
     *,
     precision: Literal["float32", "bfloat16"] = "float32",
+    engine: Engine | None = None,
 ) -> list[list[str]]:
     """``sampling.count`` random continuations of each prompt, all in one batch; the same ones for the same seed and prompts.
 
@@ -67,6 +69,9 @@ def sample(
     Raises:
         NotFinite: the model predicted NaN or infinity.
     """
+    if engine is not None:
+        stops = stop_ids(subject)
+        return [[_text(subject, tokens, stops) for tokens in said] for said in engine(prompts, max_new_tokens, stops, sampling)]
     repeated = [prompt for prompt in prompts for _ in range(sampling.count)]
     with torch.random.fork_rng(devices=[subject.device] if subject.device.type == "cuda" else []):
         torch.manual_seed(sampling.seed)
@@ -87,6 +92,7 @@ def generate(
     batch: int = ANSWERS_AT_ONCE,
     progress: Callable[[int], None] | None = None,
     sampling: Sampling | None = None,
+    engine: Engine | None = None,
 ) -> list[str]:
     """Continuations, in the order of the prompts: greedy ones, or random ones from the global random state.
 
@@ -95,6 +101,7 @@ def generate(
         max_new_tokens: an answer that has not ended by then is cut.
         batch: rows of one batch; prompts of similar length share one.
         progress: called with the number of finished prompts.
+        engine: who writes the answers; None: transformers, here.
 
     Returns:
         The decoded new tokens before the first stop token, without special tokens.
@@ -103,6 +110,8 @@ def generate(
         NotFinite: the model predicted NaN or infinity.
     """
     stops = stop_ids(subject)
+    if engine is not None:
+        return [_text(subject, said[0], stops) for said in engine(prompts, max_new_tokens, stops, sampling)]
     pad = cast(int, subject.tokenizer.pad_token_id) if subject.tokenizer.pad_token_id is not None else stops[0]
     settings = GenerationConfig(max_new_tokens=max_new_tokens, num_beams=1, use_cache=True, eos_token_id=list(stops), pad_token_id=pad)
     if sampling is None:
@@ -111,7 +120,7 @@ def generate(
         settings.do_sample, settings.temperature, settings.top_p, settings.top_k = True, sampling.temperature, sampling.top_p, 0
     order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     texts = [""] * len(prompts)
-    with _only(subject.base, settings):
+    with only(subject.base, settings):
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
             ids, mask = left_padded([prompts[i] for i in rows], pad)
@@ -120,14 +129,19 @@ def generate(
                     input_ids=ids.to(subject.device),
                     attention_mask=mask.to(subject.device),
                     generation_config=settings,
-                    logits_processor=LogitsProcessorList([_Finite(rows)]),
+                    logits_processor=LogitsProcessorList([Finite(rows)]),
                 )
             for row, tokens in zip(rows, cast(Tensor, out)[:, ids.shape[1] :].tolist(), strict=True):
-                end = next((k for k, token in enumerate(tokens) if token in stops), len(tokens))
-                texts[row] = cast(str, subject.tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False))
+                texts[row] = _text(subject, tokens, stops)
             if progress is not None:
                 progress(start + len(rows))
     return texts
+
+
+def _text(subject: Subject, tokens: Sequence[int], stops: Sequence[int]) -> str:
+    """The decoded tokens before the first stop token."""
+    end = next((k for k, token in enumerate(tokens) if token in stops), len(tokens))
+    return cast(str, subject.tokenizer.decode(list(tokens[:end]), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
@@ -139,7 +153,7 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Ten
 
 
 @contextmanager
-def _only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
+def only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
     """Puts the model's own generation settings aside: transformers fills whatever ours leave open from them.
 
     Hub models ship repetition penalties and sampling temperatures there, which are no part of greedy decoding.
@@ -152,7 +166,7 @@ def _only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
         base.generation_config = own
 
 
-class _Finite(LogitsProcessor):
+class Finite(LogitsProcessor):
     """Stops at the first prediction that is not a number."""
 
     def __init__(self, rows: Sequence[int]) -> None:

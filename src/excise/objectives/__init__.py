@@ -1,12 +1,14 @@
 """Losses to minimise. Each is a frozen dataclass whose ``__call__`` is its formula; forget and retain share one type."""
 
-from excise.objectives.distance import KL, HiddenMSE
-from excise.objectives.likelihood import CEU, NLL, UNDIAL, WGA, Ascent, Entropy, SatImp
+from excise.objectives.distance import KL, HiddenCosine, HiddenMSE
+from excise.objectives.likelihood import CEU, NLL, UNDIAL, WGA, Ascent, CappedAscent, Entropy, SatImp
+from excise.objectives.parameters import TaskVectorCosine
 from excise.objectives.preference import DPO, NPO, SimNPO
 from excise.objectives.steering import RMU
 
 OBJECTIVES: dict[str, type] = {
     "ascent": Ascent,
+    "capped_ascent": CappedAscent,
     "wga": WGA,
     "satimp": SatImp,
     "nll": NLL,
@@ -18,7 +20,26 @@ OBJECTIVES: dict[str, type] = {
     "ceu": CEU,
     "rmu": RMU,
     "hidden_mse": HiddenMSE,
+    "hidden_cosine": HiddenCosine,
     "entropy": Entropy,
 }
 
-__all__ = ["CEU", "DPO", "KL", "NLL", "NPO", "OBJECTIVES", "RMU", "UNDIAL", "WGA", "Ascent", "Entropy", "HiddenMSE", "SatImp", "SimNPO"]
+__all__ = [
+    "CEU",
+    "DPO",
+    "KL",
+    "NLL",
+    "NPO",
+    "OBJECTIVES",
+    "RMU",
+    "UNDIAL",
+    "WGA",
+    "Ascent",
+    "CappedAscent",
+    "Entropy",
+    "HiddenCosine",
+    "HiddenMSE",
+    "SatImp",
+    "SimNPO",
+    "TaskVectorCosine",
+]

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from excise.objectives.check import at_least, positive
-from excise.tokens import at_least_float32
+from excise.tokens import Scored, at_least_float32
 from excise.view import View
 
 
@@ -23,6 +23,29 @@ class Ascent:
 
     def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
         return view.model.mean(view.model.token_logp, weight)
+
+
+@dataclass(frozen=True)
+class CappedAscent:
+    """Gradient ascent that leaves an answer alone once its loss is high enough: (1/N) sum_answers n max(mean_i w_i log p_i, -cap).
+
+    n is the answer's length and N the sum of all. An answer whose mean loss is above ``cap`` gets no gradient.
+
+    Paper: the forget-loss cap of MAAT's phase 1 (arXiv 2605.30514).
+    """
+
+    cap: float = 8.0
+    """Mean loss of an answer, in nats per token, at which it counts as forgotten (a uniform guess costs the logarithm of the vocabulary's size)."""
+
+    def __post_init__(self) -> None:
+        positive("capped_ascent.cap", self.cap)
+
+    def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        scored = view.model
+        mean_logp = scored.per_row(scored.token_logp * weight) / scored.length
+        per_row = scored.length * mean_logp.clamp_min(-self.cap)
+        total = scored.total_tokens if scored.total_tokens is not None else float(len(scored.row))
+        return per_row.sum() / total
 
 
 @dataclass(frozen=True)
@@ -100,12 +123,16 @@ class UNDIAL:
         positive("undial.beta", self.beta)
 
     def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-        scored = view.model  # looked at before no_grad, or it would be computed without gradient
-        with torch.no_grad():
-            wanted = at_least_float32(view.reference.logits).clone()
-            wanted.scatter_add_(-1, scored.target[:, None], torch.full_like(wanted[:, :1], -self.beta))
-            teacher = torch.softmax(wanted, dim=-1)
-        return scored.mean(-(teacher * scored.log_probs).sum(-1), weight)
+        scored, reference = view.model, view.reference
+
+        def cross_entropy(logits: Tensor, part: slice) -> Tensor:
+            with torch.no_grad():
+                wanted = at_least_float32(reference.logits_of(part)).clone()
+                wanted.scatter_add_(-1, scored.target[part, None], torch.full_like(wanted[:, :1], -self.beta))
+                teacher = torch.softmax(wanted, dim=-1)
+            return -(teacher * torch.log_softmax(at_least_float32(logits), dim=-1)).sum(-1)
+
+        return scored.mean(scored.over_logits(cross_entropy), weight)
 
 
 @dataclass(frozen=True)
@@ -125,18 +152,13 @@ class CEU:
 
     def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
         scored = view.model
-        position = torch.cat([torch.arange(len(part), device=scored.row.device) for part in scored.split(scored.row)])
-        counted = (position >= self.skip).to(weight.dtype)
-        logits = scored.logits  # computed before no_grad, or it would have no gradient
-        with torch.no_grad():
-            wanted = at_least_float32(logits).scatter(-1, scored.target[:, None], float("-inf"))
-            teacher = torch.softmax(wanted, dim=-1)
-        loss = -(teacher * scored.log_probs).sum(-1)
-        if scored.total_tokens is None or scored.total_rows is None:
-            total = float(counted.sum())
-        else:
-            total = scored.total_tokens - self.skip * scored.total_rows
-        return (loss * counted * weight).sum() / max(total, 1.0)
+
+        def cross_entropy(logits: Tensor, part: slice) -> Tensor:
+            logits = at_least_float32(logits)
+            teacher = torch.softmax(logits.detach().scatter(-1, scored.target[part, None], float("-inf")), dim=-1)
+            return -(teacher * torch.log_softmax(logits, dim=-1)).sum(-1)
+
+        return _mean_after(scored, scored.over_logits(cross_entropy) * weight, self.skip)
 
 
 @dataclass(frozen=True)
@@ -148,10 +170,27 @@ class Entropy:
 
     sign: int = -1
     """-1: minimising this raises the entropy."""
+    skip: int = 0
+    """Scored tokens at the start of each answer that are left out. 1 is what the authors' code does, which reads the distribution
+    after each answer token instead of before it."""
 
     def __post_init__(self) -> None:
+        at_least("entropy.skip", self.skip, 0)
         if self.sign not in (-1, 1):
             at_least("entropy.sign (-1 or 1)", float("-inf"), -1)
 
     def __call__(self, view: View, weight: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-        return self.sign * view.model.mean(view.model.entropy, weight)
+        return self.sign * _mean_after(view.model, view.model.entropy * weight, self.skip)
+
+
+def _mean_after(scored: Scored, per_token: Float[Tensor, " n"], skip: int) -> Float[Tensor, ""]:
+    """Mean over the scored tokens of the global batch without the first ``skip`` of each answer."""
+    if skip == 0:
+        return scored.mean(per_token)
+    position = torch.cat([torch.arange(len(part), device=scored.row.device) for part in scored.split(scored.row)])
+    counted = per_token * (position >= skip)
+    if scored.total_tokens is None or scored.total_rows is None:
+        total = float((position >= skip).sum())
+    else:
+        total = scored.total_tokens - skip * scored.total_rows
+    return counted.sum() / max(total, 1.0)

@@ -18,6 +18,7 @@ from excise.errors import InputError
 from excise.files import write_text
 from excise.report import figures, names, plots, tables
 from excise.report.answers import Answers, load_answers
+from excise.report.encoding import Study, load_study
 from excise.report.leaks import Leaks, load_leaks
 from excise.report.result import PHASES, Result, load_result
 from excise.report.traces import Attribution, load_attributions, load_traces
@@ -44,6 +45,7 @@ class Run:
     attributions: tuple[Attribution, ...]
     answers: tuple[Answers, ...]
     leaks: tuple[Leaks, ...]
+    study: Study | None
     recipe: str
     environment: tuple[tuple[str, str], ...]
 
@@ -52,6 +54,10 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Writes the report of one run into its folder, or of several side by side into ``report.html`` here; returns its place."""
     if not folders:
         raise InputError("a report needs at least one run folder")
+    if len(folders) == 1 and (Path(folders[0]) / "sweep.json").is_file():
+        from excise.report.sweep import write_sweep_report
+
+        return write_sweep_report(Path(folders[0]), out)
     place = out or (Path(folders[0]) / "report.html" if len(folders) == 1 else Path("report.html"))
     if place.is_dir():
         raise InputError(f"cannot write {place}: it is a folder, and the name of an HTML file was expected")
@@ -64,7 +70,7 @@ def render(results: Sequence[Result]) -> str:
     runs = tuple(_run(result, name) for result, name in zip(results, _distinct([r.name for r in results]), strict=True))
     pairs = [(run.name, run.result) for run in runs]
     return (
-        _environment()
+        page_environment()
         .get_template("report.html.j2")
         .render(
             runs=runs,
@@ -94,6 +100,7 @@ def _run(result: Result, name: str) -> Run:
         attributions=() if result.redacted else load_attributions(folder, MOST_ATTRIBUTIONS),
         answers=() if result.redacted else load_answers(folder, MOST_ANSWERS),
         leaks=() if result.redacted else load_leaks(result, MOST_LEAKS),
+        study=load_study(folder),
         recipe=yaml.safe_dump(dict(result.recipe), sort_keys=False, allow_unicode=True) if result.recipe else "",
         environment=tuple(_flat(result.environment)),
     )
@@ -123,7 +130,8 @@ def _flat(value: object, path: str = "") -> list[tuple[str, str]]:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def page_environment() -> jinja2.Environment:
+    """Where the pages' templates are, escaping everything."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,

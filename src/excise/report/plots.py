@@ -6,7 +6,7 @@ A mark differs from its neighbours by shape as well as by colour: ``look`` numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from excise.report.names import readable
@@ -144,6 +144,59 @@ class LinePlot:
     @property
     def legend(self) -> tuple[tuple[str, int], ...]:
         return tuple((line.label, line.look) for line in self.lines)
+
+
+@dataclass(frozen=True)
+class Shade:
+    """Cells of one strength: how opaque, and their outline as one SVG path."""
+
+    opacity: float
+    path: str
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    title: str
+    description: str
+    frame: Frame
+    shades: tuple[Shade, ...]
+    rows: tuple[Tick, ...]
+    columns: tuple[Tick, ...]
+    borders: tuple[float, ...]
+    """Where one group of columns ends and the next begins."""
+    note: str
+
+
+SHADES = 12
+
+
+def heat_map(
+    title: str, rows: Sequence[str], groups: Sequence[tuple[str, int]], cells: Mapping[tuple[int, int], float], highest: float, what: str
+) -> HeatMap:
+    """Values from 0 (the ground) to ``highest`` (full colour), in equal steps of the square root, so that small ones can be seen.
+
+    Args:
+        groups: names of columns, and how many columns each has.
+        cells: (row, column) -> value; what is not there stays empty.
+    """
+    frame = Frame(360.0, 14.0 * len(rows) + 42.0, 34.0, 354.0, 6.0, 14.0 * len(rows) + 6.0)
+    wide, tall = (frame.right - frame.left) / sum(size for _, size in groups), 14.0
+    paths: dict[int, list[str]] = {}
+    for (row, column), value in sorted(cells.items()):
+        step = round(SHADES * math.sqrt(max(value, 0.0) / highest)) if highest > 0 else 0
+        if step:
+            x, y = frame.left + column * wide, frame.top + row * tall
+            paths.setdefault(min(step, SHADES), []).append(f"M{x:.2f},{y:g}h{wide:.2f}v{tall:g}h-{wide:.2f}Z")
+    starts = [frame.left + wide * sum(size for _, size in groups[:i]) for i in range(len(groups))]
+    columns = tuple(Tick(round(start + wide * size / 2, 2), name) for start, (name, size) in zip(starts, groups, strict=True))
+    every = max(1, math.ceil(len(rows) / 16))
+    labels = tuple(Tick(frame.top + tall * (i + 0.5), name) for i, name in enumerate(rows) if i % every == 0)
+    (row, column), top = max(cells.items(), key=lambda item: item[1])
+    name = next(name for i, (name, _) in enumerate(groups) if column < sum(size for _, size in groups[: i + 1]))
+    description = f"{title}: {what}, strongest in layer {rows[row]}, {name}: {readable(top)}."
+    shades = tuple(Shade(round(step / SHADES, 3), "".join(path)) for step, path in sorted(paths.items()))
+    note = f"{what}; full colour: {readable(highest)}"
+    return HeatMap(title, description, frame, shades, labels, columns, tuple(round(start, 2) for start in starts[1:]), note)
 
 
 def scatter(x_name: str, y_name: str, pairs: Sequence[Pair]) -> Scatter:

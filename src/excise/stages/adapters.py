@@ -13,7 +13,7 @@ from excise.hidden import require_layer
 from excise.objectives.check import at_least, within
 from excise.scope import Role, module_names
 from excise.stages.state import State
-from excise.subject import quiet
+from excise.subject import Subject, quiet
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,14 @@ class AddAdapter:
         subject = state.subject
         if subject.is_adapter:
             return
-        config = LoraConfig(
+        with torch.random.fork_rng(), quiet():
+            torch.manual_seed(state.seed)
+            subject.model = cast(PeftModel, get_peft_model(subject.base, self.config(subject)))
+        subject.model.eval()
+
+    def config(self, subject: Subject) -> LoraConfig:
+        """What PEFT makes the adapter from."""
+        return LoraConfig(
             r=self.r,
             lora_alpha=self.alpha,
             lora_dropout=self.dropout,
@@ -69,10 +76,6 @@ class AddAdapter:
             use_rslora=self.rank_stabilised,
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng(), quiet():
-            torch.manual_seed(state.seed)
-            subject.model = cast(PeftModel, get_peft_model(subject.base, config))
-        subject.model.eval()
 
     def __call__(self, state: State) -> None:
         going_on = state.subject.is_adapter

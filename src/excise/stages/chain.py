@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from excise.errors import InputError
 from excise.stages.adapters import AddAdapter
+from excise.stages.features import SuppressFeatures
 from excise.stages.state import Stage
 from excise.stages.train import Train
 
@@ -24,11 +25,18 @@ def in_chain(stages: Sequence[Stage]) -> list[Stage]:
     settled: list[Stage] = []
     edited = False
     for stage in stages:
-        if isinstance(stage, Train) and stage.reference == "auto":
-            stage = replace(stage, reference="stage" if edited else "run")
+        stage = _settled(stage, "stage" if edited else "run")
         edited = edited or is_edit(stage)
         settled.append(stage)
     return settled
+
+
+def _settled(stage: Stage, reference: Literal["run", "stage"]) -> Stage:
+    if isinstance(stage, Train) and stage.reference == "auto":
+        return replace(stage, reference=reference)
+    if isinstance(stage, SuppressFeatures) and stage.train.reference == "auto":
+        return replace(stage, train=replace(stage.train, reference=reference))
+    return stage
 
 
 def is_edit(stage: Stage) -> bool:

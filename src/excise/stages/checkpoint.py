@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from excise.errors import InputError
 from excise.files import explained, folder_beside, read_json, write_json
+from excise.parallel import ranks
+from excise.parallel.sharding import assign, full, like
 
 
 @dataclass
@@ -32,13 +34,29 @@ class Checkpoints:
         tensors: Mapping[str, Tensor] | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Saves everything that the next step depends on, including the state of the random number generator."""
+        """Saves everything that the next step depends on, including the state of the random number generator.
+
+        Of several processes the first one writes, and all of them call this: spread tensors are gathered.
+        """
+        weights = {name: whole(p) for name, p in parameters.items()}
+        moments = _flatten(optimiser) if optimiser is not None else {}
+        if ranks.is_main():
+            self._write(stage, step, weights, moments, tensors, notes)
+        ranks.wait()
+
+    def _write(
+        self,
+        stage: int,
+        step: int,
+        weights: Mapping[str, Tensor],
+        moments: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor] | None,
+        notes: Mapping[str, Any] | None,
+    ) -> None:
         final = self.folder / _name(stage, step)
         with folder_beside(final, overwrite=True) as part:
-            save_file({name: p.detach().contiguous() for name, p in parameters.items()}, part / "weights.safetensors")
-            extra = {"rng": torch.get_rng_state(), **{f"kept.{k}": v for k, v in (tensors or {}).items()}}
-            if optimiser is not None:
-                extra |= _flatten(optimiser)
+            save_file({name: value.contiguous() for name, value in weights.items()}, part / "weights.safetensors")
+            extra = {"rng": torch.get_rng_state(), **{f"kept.{k}": v for k, v in (tensors or {}).items()}, **moments}
             save_file({name: tensor.contiguous() for name, tensor in extra.items()}, part / "training.safetensors")
             write_json(part / "state.json", {"stage": stage, "step": step, "notes": dict(notes or {})})
         boundary = self.folder / _name(stage, 0)
@@ -115,7 +133,12 @@ def restore(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]
     for name, value in values.items():
         if value.shape != parameters[name].shape:
             raise InputError(f"the checkpoint's {name!r} has another shape than the model's: it belongs to another run, start without --resume")
-        parameters[name].copy_(value)
+        assign(parameters[name], value)
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor as it is written: gathered where it is spread over processes."""
+    return full(value.detach())
 
 
 @dataclass
@@ -130,11 +153,13 @@ class Snapshot:
         if self.folder is None:
             self._memory = {name: p.detach().clone() for name, p in parameters.items()}
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.folder / f".{self.name}.part"
-        with explained(part):
-            save_file({name: p.detach().contiguous() for name, p in parameters.items()}, part)
-            part.replace(self._file)
+        if ranks.is_main():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            part = self.folder / f".{self.name}.part"
+            with explained(part):
+                save_file({name: p.detach().contiguous() for name, p in parameters.items()}, part)
+                part.replace(self._file)
+        ranks.wait()
 
     @property
     def exists(self) -> bool:
@@ -153,19 +178,27 @@ def _flatten(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     flat: dict[str, Tensor] = {}
     for index, values in optimiser.state_dict()["state"].items():
         for name, value in values.items():
-            flat[f"optimiser.{index}.{name}"] = value
+            flat[f"optimiser.{index}.{name}"] = whole(value) if isinstance(value, Tensor) else torch.tensor(value)
     return flat
 
 
 def _unflatten(optimiser: torch.optim.Optimizer, flat: Mapping[str, Tensor]) -> None:
     state = optimiser.state_dict()
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
     moments: dict[int, dict[str, Tensor]] = {}
     for name, value in flat.items():
         if name.startswith("optimiser."):
             _, index, key = name.split(".", 2)
-            moments.setdefault(int(index), {})[key] = value
+            moments.setdefault(int(index), {})[key] = _moment(parameters[int(index)], value)
     state["state"] = moments
     optimiser.load_state_dict(state)
+
+
+def _moment(parameter: nn.Parameter, value: Tensor) -> Any:
+    """A moment as its optimiser holds it: spread like the parameter; a step that was a plain number is one again."""
+    if value.dim() == 0 and value.dtype == torch.int64:
+        return int(value)
+    return like(parameter, value) if value.shape == parameter.shape else value
 
 
 def truncate_log(path: Path, stage: int, step: int) -> None:

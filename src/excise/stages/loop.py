@@ -8,23 +8,30 @@ import resource
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from excise.data.encode import Encoded, encode
 from excise.errors import InputError
 from excise.evaluation.score import Score
+from excise.parallel import ranks
+from excise.parallel.forward import is_spread
+from excise.parallel.sharding import clip, spread
 from excise.reference import key_of
+from excise.scope import Role, places_of
 from excise.stages.checkpoint import Checkpoints, Loaded, Snapshot, truncate_log
 from excise.stages.guard import Vital
 from excise.stages.optimise import float32_masters
 from excise.stages.session import Session
 from excise.stages.state import State
 from excise.subject import Subject, require_trainable_in_full
+
+TOKENS = "tokens"
+"""Travels with the losses from process to process."""
 
 
 def run_session(session: Session) -> None:
@@ -33,9 +40,9 @@ def run_session(session: Session) -> None:
     if not state.subject.is_adapter:
         require_trainable_in_full(state.subject)
     begun = time.perf_counter()
-    checkpoints = Checkpoints(state.folder / "checkpoints") if state.folder is not None else None
+    checkpoints = Checkpoints(state.checkpoint_folder) if state.checkpoint_folder is not None else None
     saved = checkpoints.newest() if checkpoints is not None and state.resume else None
-    with stage.scope.trainable(state.subject) as parameters, float32_masters(_masters(state, parameters)):
+    with stage.scope.trainable(state.subject) as whole, float32_masters(_masters(state, whole)), _spread(state, whole) as parameters:
         loop = Loop(session, parameters, checkpoints)
         if saved is not None and saved.stage == state.stage_index and saved.step > 0:
             loop.restore(saved)
@@ -50,8 +57,14 @@ def run_session(session: Session) -> None:
             "peak_memory_mb": peak_memory_mb(state.subject.device),
             "changed_parameters": changed if loop.step else 0,
             "stopped": session.stopped,
+            **({"gradients": {name: value / loop.step for name, value in loop.noted.items()}} if loop.noted else {}),
         }
     )
+
+
+def _spread(state: State, parameters: dict[str, nn.Parameter]) -> AbstractContextManager[dict[str, nn.Parameter]]:
+    """The parameters as they are trained: in parts, where several processes share the model."""
+    return spread(state.subject, parameters) if state.parallel == "shards" and ranks.several() else nullcontext(parameters)
 
 
 def _masters(state: State, parameters: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
@@ -75,12 +88,15 @@ class Loop:
     def __post_init__(self) -> None:
         stage, state = self.session.stage, self.session.state
         self.trained = list(self.parameters.values())
-        self.accelerator = Accelerator(cpu=state.subject.device.type == "cpu")
+        self.spread = is_spread(state.subject.base)
         self.settings = stage.optimiser.resolved(sum(p.numel() for p in state.subject.base.parameters()), state.subject.is_adapter)
         if stage.optimiser.lr is None:
             state.plan.append(f"{stage.name}: learning rate {self.settings.lr:g}, by the model's size")
-        self.optimiser = self.settings.build(self.trained)
-        folder = state.folder / "checkpoints" if state.folder is not None else None
+        places = places_of(state.subject) if self.settings.factors else {}
+        roles: dict[str, Role | None] = {name: role for name, (_, role) in places.items()}
+        self.optimiser = self.settings.build(self.settings.groups(self.parameters, roles))
+        self.noted: dict[str, float] = {}
+        folder = None if self.spread else state.checkpoint_folder  # parts stay with their processes
         self.good, self.best = Snapshot(folder, f"good-{state.stage_index}"), Snapshot(folder, f"best-{state.stage_index}")
         self.good_step = 0
         self.best_value: float | None = None
@@ -98,8 +114,14 @@ class Loop:
         saved.restore_training(self.optimiser)
         self.step = saved.step
         self.good_step = saved.notes["good_step"]
+        if not ranks.is_main():
+            torch.manual_seed(self.session.state.seed + 7919 * ranks.rank() + self.step)
+        if self.session.stage.guard.every and not self.good.exists:
+            self.good.keep(self.parameters)
+            self.good_step = self.step
         self.best_value = saved.notes["best_value"]
         self.session.tokens = saved.notes["tokens"]
+        self.noted = dict(saved.notes["noted"])
         self.vital_before = Vital(**saved.notes["vital_before"])
         for name, tensor in saved.kept().items():
             index, row = map(int, name.split("."))
@@ -111,13 +133,13 @@ class Loop:
         subject, narrator = state.subject, state.narrator
         resumed_at = self.step
         if self.step == 0:
-            torch.manual_seed(state.seed)
+            torch.manual_seed(state.seed + 7919 * ranks.rank())
             self._first_look()
-        if state.folder is not None and state.resume:
+        if state.folder is not None and state.resume and ranks.is_main():
             truncate_log(state.folder / "train.jsonl", state.stage_index, self.step + 1)
         if stage.checkpointing:
             _checkpoint_activations(subject, True)
-        subject.model.train()
+        _train_mode(subject, stage.dropout)
         narrator.begin(stage.name, session.steps)
         if resumed_at:
             narrator.advance(stage.name, resumed_at)
@@ -149,21 +171,29 @@ class Loop:
                     session.remember_weights(session.terms[index], weigher)
         rate = self.settings.rate(self.step, session.steps)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("factor", 1.0)
+        draw = session.draw(self.step)
+        if draw.opens and self.settings.moments == "fresh":
+            self.optimiser.state.clear()
         losses: dict[str, float] = {}
-        for part in session.losses(session.draw(self.step), losses):
-            stage.gradients(part, self.trained, self._backward)
+        noted = stage.gradients(session.losses(draw, losses), self.trained, self._backward)
+        ranks.add_gradients(self.trained)
+        names = [*dict.fromkeys(term.name for term in (*session.terms, *stage.penalties)), TOKENS]
+        losses = ranks.add_values({**losses, TOKENS: float(session.tokens - tokens_before)}, names, state.subject.device)
+        session.tokens = tokens_before + int(losses.pop(TOKENS))
         norm = self._clip()
         if not math.isfinite(norm) or not all(math.isfinite(v) for v in losses.values()):
             session.stopped = f"step {self.step + 1}: the loss or its gradient is not a number"
             return
-        probe = self._moving_probe() if self.step == 0 else None
+        probe = self._moving_probe() if self.step == 0 and not self.spread else None
         self.optimiser.step()
         if probe is not None and torch.equal(probe[0], probe[1].detach().flatten()[: len(probe[0])]) and norm > 0:
             raise InputError(f"{stage.name}: no value moved in the first step: learning rate {rate:g} is too small for this number format")
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        self._log(losses, norm, rate, session.tokens - tokens_before, time.perf_counter() - begun)
+        for name, value in noted.items():
+            self.noted[name] = self.noted.get(name, 0.0) + value
+        self._log(losses, noted, norm, rate, session.tokens - tokens_before, time.perf_counter() - begun)
         self._look_around()
         if self.checkpoints and stage.checkpoint_every and self.step % stage.checkpoint_every == 0 and self.step < session.steps:
             self._checkpoint(self.checkpoints)
@@ -172,7 +202,7 @@ class Loop:
     def _backward(self, loss: Tensor) -> None:
         """Back-propagates a loss; one that depends on no parameter in scope has nothing to add."""
         if loss.requires_grad:
-            self.accelerator.backward(loss)
+            (loss * ranks.world() if self.spread else loss).backward()  # spread gradients are averaged over the processes
 
     def _clip(self) -> float:
         """The norm of the whole gradient; clips it if the stage says so."""
@@ -182,9 +212,7 @@ class Loop:
                 f"{self.session.stage.name}: no parameter in scope got a gradient, so nothing can be learned: "
                 "the scope lies behind the layer where the objective looks, or gradients are switched off"
             )
-        limit = self.settings.clip
-        norm = self.accelerator.clip_grad_norm_(with_gradient, limit if limit is not None else float("inf"))
-        return float(norm)  # type: ignore[arg-type]
+        return clip(with_gradient, self.settings.clip)
 
     def _moving_probe(self) -> tuple[Tensor, nn.Parameter]:
         """Some values of the parameter with the largest gradient, to see that they move."""
@@ -196,7 +224,7 @@ class Loop:
         stage, state = self.session.stage, self.session.state
         guard = stage.guard
         if self.watched and guard.every and (guard.due(self.step) or self.step == self.session.steps):
-            complaint = guard.complaint(self.vital_before, guard.look(state.subject, self.watched, state.precision))
+            complaint = ranks.gather(guard.complaint(self.vital_before, guard.look(state.subject, self.watched, state.precision)))[0]
             if complaint:
                 self.session.stopped = f"step {self.step}: {complaint}"
                 return
@@ -209,7 +237,7 @@ class Loop:
         state, wanted = self.session.state, self.session.stage.keep_best
         state.subject.model.eval()
         scores = evaluate(state.subject)
-        state.subject.model.train()
+        _train_mode(state.subject, self.session.stage.dropout)
         self._write_line({"scores": {name: s.value for name, s in scores.items()}})
         if not wanted:
             return
@@ -234,6 +262,7 @@ class Loop:
             "good_step": self.good_step,
             "best_value": self.best_value,
             "tokens": session.tokens,
+            "noted": self.noted,
             "vital_before": asdict(self.vital_before),
         }
         checkpoints.write(session.state.stage_index, self.step, self.parameters, self.optimiser, kept, notes)
@@ -245,14 +274,17 @@ class Loop:
             session.stopped += f"; the state after step {self.good_step} was put back"
         session.state.narrator.say(f"{session.stage.name} stopped at {session.stopped}")
 
-    def _log(self, losses: Mapping[str, float], norm: float, rate: float, tokens: int, seconds: float) -> None:
-        total = sum(term.scale * losses.get(term.name, 0.0) for term in self.session.terms)
+    def _log(self, losses: Mapping[str, float], noted: Mapping[str, float], norm: float, rate: float, tokens: int, seconds: float) -> None:
+        total = sum(term.scale * losses.get(term.name, 0.0) for term in (*self.session.terms, *self.session.stage.penalties))
         self._write_line(
             {
                 "loss": total,
                 "terms": dict(losses),
+                **({"gradients": dict(noted)} if noted else {}),
                 "gradient_norm": norm,
                 "learning_rate": rate,
+                "tokens": tokens,
+                "seconds": round(seconds, 4),
                 "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
                 "memory_mb": peak_memory_mb(self.session.state.subject.device),
             }
@@ -260,11 +292,20 @@ class Loop:
 
     def _write_line(self, values: Mapping[str, Any]) -> None:
         state = self.session.state
-        if state.folder is None:
+        if state.folder is None or not ranks.is_main():
             return
         row = {"stage": self.session.stage.name, "stage_index": state.stage_index, "step": self.step, **values}
         with (state.folder / "train.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _train_mode(subject: Subject, dropout: bool) -> None:
+    """Puts the model into training mode, and its dropout layers only if they are wanted."""
+    subject.model.train()
+    if not dropout:
+        for module in subject.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.eval()
 
 
 def _checkpoint_activations(subject: Subject, on: bool) -> None:

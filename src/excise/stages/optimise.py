@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from excise.errors import InputError
 from excise.objectives.check import at_least, positive, within
+from excise.parallel import ranks
+from excise.scope import Role
+
+Kind = Literal["adamw", "adamw_8bit", "sgd"]
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,17 @@ class Optimiser:
     clip: float | None = 1.0
     """Highest norm of the whole gradient; None does not clip."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the rate goes down to zero after warm-up."""
+    """How the rate goes down to ``floor`` after warm-up."""
     warmup: float = 0.2
     """Share of all steps in which the rate goes up."""
+    floor: float = 0.0
+    """Learning rate that the schedule comes down to."""
+    factors: Mapping[Role, float] = field(default_factory=dict)
+    """Factor on the learning rate of the modules with a role, 1 where none is given."""
+    moments: Literal["kept", "fresh"] = "kept"
+    """fresh: the running moments are forgotten whenever a new round begins (an epoch; with ``PerSample`` a sample)."""
+    kind: Kind = "adamw"
+    """adamw_8bit: moments in 8 bits (bitsandbytes), a quarter of their memory; sgd: no moments at all."""
 
     def __post_init__(self) -> None:
         if self.lr is not None:
@@ -43,14 +56,48 @@ class Optimiser:
         within("warmup", self.warmup, 0.0, 1.0)
         if self.clip is not None:
             positive("clip", self.clip)
+        at_least("the learning rate's floor", self.floor, 0.0)
+        for role, factor in self.factors.items():
+            at_least(f"the learning-rate factor of {role}", factor, 0.0)
 
     def resolved(self, parameters: int, adapter: bool) -> Optimiser:
         """The same with the learning rate filled in for a model of so many parameters."""
-        return replace(self, lr=default_rate(parameters, adapter)) if self.lr is None else self
+        settled = replace(self, lr=default_rate(parameters, adapter)) if self.lr is None else self
+        if settled.lr is not None and settled.floor > settled.lr:
+            raise InputError(f"the learning rate {settled.lr:g} lies below its floor {settled.floor:g}: give a higher one or lower the floor")
+        return settled
 
-    def build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.AdamW:
-        """An optimiser over these parameters; one fused pass over each where the device has it."""
+    def groups(self, parameters: Mapping[str, nn.Parameter], roles: Mapping[str, Role | None]) -> Sequence[Any]:
+        """The parameters as torch's optimisers take them: in one group for each factor of the learning rate."""
+        if not self.factors:
+            return list(parameters.values())
+        by_factor: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in parameters.items():
+            role = roles[name]
+            by_factor.setdefault(1.0 if role is None else self.factors.get(role, 1.0), []).append(parameter)
+        return [{"params": group, "factor": factor} for factor, group in by_factor.items()]
+
+    def build(self, parameters: Sequence[Any]) -> torch.optim.Optimizer:
+        """An optimiser over these parameters or groups of them; one fused pass over each where the device has it.
+
+        Raises:
+            InputError: 8 bits are asked for where they cannot be had.
+        """
+        if self.kind == "sgd":
+            return torch.optim.SGD(parameters, lr=self.lr or 0.0, weight_decay=self.weight_decay)
+        if self.kind == "adamw_8bit":
+            return self._in_8_bits(parameters)
         return torch.optim.AdamW(parameters, lr=self.lr or 0.0, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay, fused=True)
+
+    def _in_8_bits(self, parameters: Sequence[Any]) -> torch.optim.Optimizer:
+        each = [p for entry in parameters for p in (entry["params"] if isinstance(entry, dict) else [entry])]
+        if any(ranks.is_spread(parameter) for parameter in each):
+            raise InputError("method.optimiser: adamw_8bit does not work on weights that are spread over processes: use adamw, or parallel: copies")
+        try:
+            from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise InputError('method.optimiser: adamw_8bit needs bitsandbytes: pip install "excise[bits]"') from None
+        return AdamW8bit(parameters, lr=self.lr or 0.0, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay)
 
     def rate(self, step: int, steps: int) -> float:
         """Learning rate of a step (0-based) among ``steps``."""
@@ -62,8 +109,8 @@ class Optimiser:
             return self.lr
         progress = (step - warm) / max(1, steps - warm)
         if self.schedule == "linear":
-            return self.lr * (1 - progress)
-        return self.lr * 0.5 * (1 + math.cos(math.pi * progress))
+            return self.floor + (self.lr - self.floor) * (1 - progress)
+        return self.floor + (self.lr - self.floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def default_rate(parameters: int, adapter: bool) -> float:

@@ -4,27 +4,52 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from excise.data.batches import Draw
+from excise.data.batches import Batches, Draw, PerSample
 from excise.data.encode import Encoded, encode
 from excise.data.example import Example
 from excise.errors import InputError
+from excise.parallel import ranks
 from excise.reference import Needs, Reference
+from excise.stages.gradients import Loss
+from excise.stages.kept import recall
 from excise.stages.state import State
-from excise.stages.views import Views, Weigher, contrast_logp
+from excise.stages.views import Request, Views, Weigher, contrast_logp
 from excise.subject import ModelSpec, Subject, load
 from excise.tokens import autocast, collate, layout_of, score
 from excise.view import View
 from excise.weights.uniform import Uniform
 
 if TYPE_CHECKING:
-    from excise.stages.train import Side, Term, Train
+    from excise.stages.train import Penalty, Side, Term, Train
+
+
+NOTHING = (math.inf, math.inf)
+"""Tokens and examples of a global batch to which this one adds nothing."""
+TOGETHER = 2048
+"""Tokens up to which both sides run in one forward pass; beyond it one pass fills the machine, and two need less memory."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The terms of one side, and the texts of one micro-batch that they look at."""
+
+    side: str
+    terms: Sequence[int]
+    request: Request
+    scale: float | None = None
+    """The scale of all of these terms, where the gradients apply it."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(text) for text in (*self.request.texts, *(self.request.alternatives or ())))
 
 
 @dataclass
@@ -38,6 +63,7 @@ class Session:
     texts: dict[Side, list[Encoded]]
     alternatives: list[Encoded] | None
     weighers: dict[int, Weigher]
+    batches: Batches
     steps: int
     per_epoch: int
     stopped: str = ""
@@ -49,17 +75,19 @@ class Session:
     def build(stage: Train, state: State) -> Session:
         subject = state.subject
         sides: set[Side] = {term.data for term in stage.terms}
+        forget, batches = _with_rephrasings(state.side("forget") if "forget" in sides else (), stage.batches)
         examples: dict[Side, tuple[Example, ...]] = {
-            "forget": state.side("forget") if "forget" in sides else (),
+            "forget": forget,
             "retain": state.side("retain") if "retain" in sides else (),
+            "coherence": tuple(Example(f"coherence-{n}", "", text) for n, text in enumerate(stage.coherence)),
         }
         texts: dict[Side, list[Encoded]] = {
             side: [encode(subject.tokenizer, subject.template, e, max_length=stage.max_length) for e in rows] for side, rows in examples.items()
         }
-        per_epoch = stage.batches.steps_per_epoch(len(texts["forget"]), len(texts["retain"]))
+        per_epoch = batches.steps_per_epoch(len(texts["forget"]), len(texts["retain"]))
         steps = stage.steps if stage.steps is not None else math.ceil(stage.epochs * per_epoch - 1e-9)
         views = Views(subject, state.precision)
-        session = Session(stage, state, views, stage.terms, texts, None, {}, steps, per_epoch)
+        session = Session(stage, state, views, stage.active_terms, texts, None, {}, batches, steps, per_epoch)
         session._resolve_objectives()
         session._prepare_alternatives(examples["forget"])
         session._prepare_reference()
@@ -100,16 +128,26 @@ class Session:
         if not needs:
             return
         self.views.reference = reference = Reference(self.state.subject, needs, self.state.precision, self.state.max_tokens)
+        if (other := self._earlier_reference()) is not None:
+            reference.head, reference.bias, reference.features = other.head, other.bias, other.features
         wanted = self._scheduled_texts(lambda term: bool(term.reads_reference))
         self._narrated("remembering what the model says before it is changed", len(wanted), lambda advance: reference.remember(wanted, advance))
 
+    def _earlier_reference(self) -> Reference | None:
+        """That of another stage of this run which looks at logits of the same model: its copy of the head serves both."""
+        if self.stage.reference == "stage":
+            return None
+        others = [session.views.reference for session in self.state.prepared.values() if isinstance(session, Session)]
+        return next((other for other in others if other is not None and other.head is not None), None)
+
     def _scheduled_texts(self, reads: Callable[[Term], bool]) -> list[Encoded]:
         """The texts that the terms in question will see in this stage, each once."""
-        drawn: dict[Side, set[int]] = {"forget": set(), "retain": set()}
+        drawn: dict[Side, set[int]] = {"forget": set(), "retain": set(), "coherence": set()}
         for step in range(self.steps):
             draw = self.draw(step)
-            drawn["forget"].update(draw.forget)
-            drawn["retain"].update(draw.retain)
+            drawn["forget"].update(i for part, _ in self._parts(draw.forget) for i in part)
+            drawn["retain"].update(i for part, _ in self._parts(draw.retain) for i in part)
+            drawn["coherence"].update(i for part, _ in self._parts(draw.coherence) for i in part)
         texts: list[Encoded] = []
         for term in self.terms:
             if reads(term):
@@ -152,58 +190,106 @@ class Session:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def draw(self, step: int) -> Draw:
-        return self.stage.batches.draw(step, len(self.texts["forget"]), len(self.texts["retain"]), self.state.seed)
+        drawn = self.batches.draw(step, len(self.texts["forget"]), len(self.texts["retain"]), self.state.seed)
+        count = len(self.texts["coherence"])
+        return replace(drawn, coherence=(step % count,)) if count else drawn
 
     def _text(self, term: Term, index: int) -> Encoded:
         text = self.texts[term.data][index]
-        return replace(text, start=1) if term.all_positions else text
+        return text if term.positions == "scored" else replace(text, start=1 if term.positions == "all" else 0)
 
-    def losses(self, draw: Draw, log: dict[str, float]) -> list[dict[str, Callable[[], Tensor]]]:
-        """One entry per micro-batch: side -> function that gives that side's weighted loss."""
-        parts: list[dict[str, Callable[[], Tensor]]] = [{} for _ in range(self.stage.accumulate)]
-        for side, drawn in (("forget", draw.forget), ("retain", draw.retain)):
-            indices = [i for i, term in enumerate(self.terms) if term.data == side and term.scale != 0.0]
-            for all_positions in (False, True):
-                chosen = [i for i in indices if self.terms[i].all_positions == all_positions]
-                if not chosen or not drawn:
-                    continue
+    def losses(self, draw: Draw, log: dict[str, float]) -> list[Loss]:
+        """The losses of a step, micro-batch by micro-batch; terms that see the same positions of the same texts share one.
+
+        Where the gradients are summed anyway and the texts are few, both sides run in one forward pass.
+        """
+        parts: list[list[Share]] = [[] for _ in range(self.stage.accumulate)]
+        for side, drawn in (("forget", draw.forget), ("retain", draw.retain), ("coherence", draw.coherence)):
+            for scale, chosen in self._groups(side) if drawn else ():
                 totals = (float(sum(self._text(self.terms[chosen[0]], i).scored for i in drawn)), float(len(drawn)))
-                for part, members in zip(parts, _divided(drawn, self.stage.accumulate), strict=True):
+                for part, (members, counts) in zip(parts, self._parts(drawn), strict=True):
                     if members:
-                        key = f"{side} (all positions)" if all_positions else side
-                        part[key] = self._loss_of(chosen, members, totals, log)
-        return parts
+                        part.append(Share(side, chosen, self._request(chosen, members, totals if counts else NOTHING), scale))
+        losses = [Loss(side, partial(self._loss, shares, log), shares[0].scale) for part in parts for side, shares in self._runs(part)]
+        if ranks.is_main():  # what looks at no text must not be counted once for each process
+            losses += [Loss("adapter", partial(self._penalty, penalty, log)) for penalty in self.stage.penalties]
+        return losses
 
-    def _loss_of(self, chosen: Sequence[int], members: Sequence[int], totals: tuple[float, float], log: dict[str, float]) -> Callable[[], Tensor]:
+    def _groups(self, side: str) -> list[tuple[float | None, list[int]]]:
+        """The terms of a side that share a forward pass, with the scale that they share where the gradients apply it."""
+        apart = side == "retain" and self.stage.unscaled
+        groups: dict[tuple[int, float | None], list[int]] = {}
+        for index, term in enumerate(self.terms):
+            if term.data == side:
+                order = ("scored", "all", "every").index(term.positions)
+                groups.setdefault((order, term.scale if apart else None), []).append(index)
+        return [(scale, groups[order, scale]) for order, scale in sorted(groups, key=lambda key: key[0])]
+
+    def _penalty(self, penalty: Penalty, log: dict[str, float]) -> Tensor:
+        """A loss on the parameters themselves, compared with what an earlier stage left."""
+        known = recall(self.state, penalty.objective.reads)
+        parameters = {name: p for name, p in self.state.subject.model.named_parameters() if name in known}
+        value = penalty.objective(parameters, known)
+        log[penalty.name] = float(value.detach())
+        return penalty.scale * value
+
+    def _parts(self, drawn: Sequence[int]) -> list[tuple[Sequence[int], bool]]:
+        """This process's examples of each micro-batch, and whether they count.
+
+        Where the weights are spread, all processes must run the model equally often: one without an example of its own runs one of
+        another's that does not count.
+        """
+        parts = _divided(ranks.own_part(drawn), self.stage.accumulate)
+        if self.state.parallel == "copies" or not ranks.several():
+            return [(part, True) for part in parts]
+        busiest = _divided(drawn[:: ranks.world()], self.stage.accumulate)
+        return [(part or drawn[:1], bool(part)) if most else ((), True) for part, most in zip(parts, busiest, strict=True)]
+
+    def _runs(self, shares: Sequence[Share]) -> Iterator[tuple[str, Sequence[Share]]]:
+        """Which shares run in one forward pass."""
+        tokens = sum(share.tokens for share in shares)
+        apart = self.state.parallel == "shards" and ranks.several()  # processes with other texts would decide otherwise
+        if len(shares) > 1 and getattr(self.stage.gradients, "together", False) and tokens <= TOGETHER and not apart:
+            yield " + ".join(share.side for share in shares), shares
+        else:
+            yield from ((share.side, [share]) for share in shares)
+
+    def _request(self, chosen: Sequence[int], members: Sequence[int], totals: tuple[float, float]) -> Request:
         terms = [self.terms[i] for i in chosen]
-        texts = [self._text(terms[0], i) for i in members]
-        alternatives = None
-        if self.alternatives is not None and terms[0].data == "forget":
-            alternatives = [self.alternatives[i] for i in members]
+        others = self.alternatives if terms[0].data == "forget" else None
+        return Request(
+            [self._text(terms[0], i) for i in members],
+            None if others is None else [others[i] for i in members],
+            layers=tuple(sorted({layer for t in terms for layer in t.layers})),
+            logits=any(t.needs_logits for t in terms),
+            totals=totals,
+        )
 
-        def loss() -> Tensor:
-            view = self.views.of(
-                texts,
-                alternatives,
-                layers=tuple(sorted({layer for t in terms for layer in t.layers})),
-                logits=any(t.needs_logits for t in terms),
-                totals=totals,
-            )
-            self.tokens += sum(len(t) for t in texts)
-            total = torch.zeros((), device=self.state.subject.device)
-            for index, term in zip(chosen, terms, strict=True):
-                value = term.objective(view, self._weights(index, texts, view))
+    def _loss(self, shares: Sequence[Share], log: dict[str, float]) -> Tensor:
+        total = torch.zeros((), device=self.state.subject.device)
+        for share, view in zip(shares, self.views.together([share.request for share in shares]), strict=True):
+            self.tokens += sum(len(t) for t in share.request.texts)
+            for index in share.terms:
+                term = self.terms[index]
+                value = term.objective(view, self._weights(index, share.request.texts, view))
                 log[term.name] = log.get(term.name, 0.0) + float(value.detach())
-                total = total + term.scale * value
-            return total
-
-        return loss
+                total = total + (term.scale * value if share.scale is None else value)
+        return total
 
     def _weights(self, index: int, texts: Sequence[Encoded], view: View) -> Tensor:
         weigher = self.weighers.get(index)
         if weigher is None:
             return torch.ones(len(view.model.row), device=self.state.subject.device)
         return weigher.of(texts)
+
+
+def _with_rephrasings(examples: Sequence[Example], batches: Batches) -> tuple[tuple[Example, ...], Batches]:
+    """The forget examples, followed by their rephrasings where the batches ask for some, and the batches that know of them."""
+    if not isinstance(batches, PerSample) or not batches.rephrasings:
+        return tuple(examples), batches
+    chosen = [example.paraphrased_prompts[: batches.rephrasings] for example in examples]
+    rephrased = [replace(e, id=f"{e.id}~{k}", prompt=p) for e, prompts in zip(examples, chosen, strict=True) for k, p in enumerate(prompts, start=1)]
+    return (*examples, *rephrased), batches.with_rephrasings([len(prompts) for prompts in chosen])
 
 
 def _divided(indices: Sequence[int], parts: int) -> list[Sequence[int]]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from excise.data.example import Benchmark, Example
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from excise.evaluation.score import Score
     from excise.subject import Subject
 
@@ -57,6 +59,10 @@ class State:
     precision: Literal["float32", "bfloat16"] = "float32"
     folder: Path | None = None
     """Work folder for checkpoints and train.jsonl; None keeps everything in memory."""
+    checkpoints: bool = True
+    """Whether there are checkpoints in the folder; a short run that starts anew after a kill needs none."""
+    parallel: Literal["copies", "shards"] = "copies"
+    """Where several processes run this: whether each holds the model, or a part of it while it trains."""
     narrator: Narrator = field(default_factory=Silent)
     evaluate: Callable[[Subject], Mapping[str, Score]] | None = None
     """Scores the model in passing; what a training stage calls every k steps."""
@@ -66,12 +72,19 @@ class State:
     resume: bool = False
     redact: bool = False
     """Whether no text of the data may be written into the work folder."""
+    kept: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """Tensors that a stage left for later ones or for undoing it, by name; what has a folder lies there instead (`stages/kept.py`)."""
     prepared: dict[int, object] = field(default_factory=dict)
     """What stages computed in ``prepare``, by the identity of the stage."""
     records: list[dict[str, Any]] = field(default_factory=list)
     """One entry per finished stage, for result.json."""
     plan: list[str] = field(default_factory=list)
     """What was resolved on the way (layers, coefficients), in plain words."""
+
+    @property
+    def checkpoint_folder(self) -> Path | None:
+        """Where checkpoints lie; None where there are none."""
+        return self.folder / "checkpoints" if self.folder is not None and self.checkpoints else None
 
     def side(self, name: Literal["forget", "retain"]) -> tuple[Example, ...]:
         """The examples of one side of the training data."""
@@ -82,7 +95,11 @@ class State:
 
 @runtime_checkable
 class Stage(Protocol):
-    """One step of a method. It changes ``state.subject`` in place."""
+    """One step of a method. It changes ``state.subject`` in place.
+
+    A stage that may run in several processes at once, each doing the same, has the attribute ``several_processes = True``; others are
+    refused there.
+    """
 
     def check(self, state: State) -> None:
         """Refuses what cannot work on this model and data, before anything costs time. Quick; changes nothing.
@@ -99,5 +116,8 @@ class Stage(Protocol):
     def structure(self, state: State) -> None:
         """Makes the stage's changes to the model's structure only (an adapter, an untied head), for a resumed run."""
         ...
+
+    # A stage may have ``changes(subject)``: the names of the parameters that it may change. One without may change every one, and
+    # then a run keeps them all between two stages.
 
     def __call__(self, state: State) -> None: ...

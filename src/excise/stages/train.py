@@ -16,10 +16,11 @@ from excise.stages.loop import run_session
 from excise.stages.optimise import Optimiser
 from excise.stages.session import Session, require_alternatives
 from excise.stages.state import State
-from excise.view import Objective, Weight
+from excise.view import Objective, ParameterObjective, Weight
 from excise.weights.uniform import Uniform
 
-Side = Literal["forget", "retain"]
+Side = Literal["forget", "retain", "coherence"]
+"""What a term looks at: a side of the data, or the texts of ``Train.coherence``."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,14 @@ class Term:
     data: Side
     scale: float = 1.0
     weight: Weight = field(default_factory=Uniform)
+    label: str = ""
+    """What tells this term from another of the same objective in the log."""
 
     @property
     def name(self) -> str:
         """forget.npo, retain.kl, ..."""
+        if self.label:
+            return f"{self.data}.{self.label}"
         return f"{self.data}.{type(self.objective).__name__.lower()}"
 
     @property
@@ -47,9 +52,9 @@ class Term:
         return getattr(self.objective, "needs_logits", True)
 
     @property
-    def all_positions(self) -> bool:
-        """Whether the objective counts the prompt's tokens too."""
-        return getattr(self.objective, "positions", "scored") == "all"
+    def positions(self) -> Literal["scored", "all", "every"]:
+        """Which tokens the objective counts: the answer's, those of the prompt too, or even the very first one (hidden states only)."""
+        return getattr(self.objective, "positions", "scored")
 
     @property
     def reads_reference(self) -> tuple[str, ...]:
@@ -60,6 +65,19 @@ class Term:
     def needs_alternative(self) -> bool:
         """Whether the objective compares with another answer."""
         return getattr(self.objective, "needs_alternative", False)
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """One summand of the loss that looks at the parameters themselves, and at no text."""
+
+    objective: ParameterObjective
+    scale: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """adapter.taskvectorcosine, ..."""
+        return f"adapter.{type(self.objective).__name__.lower()}"
 
 
 @dataclass(frozen=True)
@@ -94,6 +112,12 @@ class Train:
     """Steps between two checkpoints (where the run has a folder); 0 only at the end of the stage."""
     max_length: int | None = None
     """Longest text in tokens: an error for questions, a cut for plain text."""
+    penalties: tuple[Penalty, ...] = ()
+    """Summands that look at the parameters themselves."""
+    dropout: bool = True
+    """Whether dropout (of a LoRA adapter, say) is on while this stage trains."""
+    coherence: tuple[str, ...] = ()
+    """Plain texts of which every step sees one in turn; what terms on ``coherence`` look at."""
     name: str = "train"
 
     def __post_init__(self) -> None:
@@ -103,9 +127,21 @@ class Train:
             raise InputError("a training stage needs at least one term")
         if self.keep_best and not self.evaluate_every:
             raise InputError("keep_best needs evaluate_every: how often to look")
+        if not self.coherence and any(term.data == "coherence" for term in self.terms):
+            raise InputError("a term on coherence needs texts: give at least one")
         for term in self.terms:
-            if term.all_positions and not isinstance(term.weight, Uniform):
-                raise InputError(f"{term.name}: positions = all cannot be combined with token weights, which exist for answers only")
+            if term.positions != "scored" and not isinstance(term.weight, Uniform):
+                raise InputError(f"{term.name}: positions = {term.positions} cannot be combined with token weights, which exist for answers only")
+
+    @property
+    def unscaled(self) -> bool:
+        """Whether the gradients apply the scale of the retain terms themselves, so that one of scale 0 counts too."""
+        return getattr(self.gradients, "unscaled", False)
+
+    @property
+    def active_terms(self) -> tuple[Term, ...]:
+        """The terms that have a say: those of scale 0 have none, unless the gradients look at them unscaled."""
+        return tuple(term for term in self.terms if term.scale != 0.0 or (term.data == "retain" and self.unscaled))
 
     def check(self, state: State) -> None:
         self.scope.layers_of(state.subject.depth)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,6 +22,25 @@ if TYPE_CHECKING:
     from excise.subject import Subject
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is to be seen of some texts."""
+
+    texts: Sequence[Encoded]
+    alternatives: Sequence[Encoded] | None = None
+    """The same prompts with other answers."""
+    layers: Sequence[int] = ()
+    """Hidden states that will be looked at."""
+    logits: bool = True
+    """False where nobody looks at logits, so that the forward pass can stop early."""
+    totals: tuple[float, float] | None = None
+    """Scored tokens and examples of the global batch."""
+
+
+def _between(whole: Callable[[], Scored], first: int, rows: int, totals: tuple[float, float] | None) -> Scored:
+    return whole().between(first, first + rows, *(totals or (None, None)))
+
+
 @dataclass
 class Views:
     """Makes views of batches of texts for one model."""
@@ -32,33 +52,36 @@ class Views:
     """Log-probabilities of a model without the knowledge, by text."""
     masking: Masking | None = None
 
-    def of(
-        self,
-        texts: Sequence[Encoded],
-        alternatives: Sequence[Encoded] | None = None,
-        *,
-        layers: Sequence[int] = (),
-        logits: bool = True,
-        totals: tuple[float, float] | None = None,
-    ) -> View:
-        """A view of these texts.
+    def of(self, texts: Sequence[Encoded]) -> View:
+        """A view of these texts."""
+        return self.together([Request(texts)])[0]
 
-        Args:
-            alternatives: the same prompts with other answers.
-            layers: hidden states that will be looked at.
-            logits: False where nobody looks at logits, so that the forward pass can stop early.
-            totals: scored tokens and examples of the global batch.
-        """
-        tokens, rows = totals or (None, None)
+    def together(self, requests: Sequence[Request]) -> list[View]:
+        """One view for each request, from one forward pass over all their texts."""
+        lists = [part for request in requests for part in (request.texts, request.alternatives or ())]
+        texts = [text for part in lists for text in part]
+        layers = tuple(sorted({layer for request in requests for layer in request.layers}))
+        logits = any(request.logits for request in requests)
 
-        def model() -> Scored:
+        @cache
+        def whole() -> Scored:
             with autocast(self.precision, self.subject.device):
-                batch = collate(texts, layout_of(self.subject))
-                scored = score(self.subject, batch, layers=layers, logits=logits, total_tokens=tokens, total_rows=rows)
-                if logits:
-                    _ = scored.logits  # computed here, inside autocast
-                return scored
+                return score(self.subject, collate(texts, layout_of(self.subject)), layers=layers, logits=logits)
 
+        views: list[View] = []
+        at = 0
+        for request in requests:
+            members = request.texts
+            other = None
+            if request.alternatives is not None:
+                others = request.alternatives
+                totals = (float(sum(t.scored for t in others)), request.totals[1] if request.totals else float(len(others)))
+                other = self._view(others, partial(_between, whole, at + len(members), len(others), totals))
+            views.append(self._view(members, partial(_between, whole, at, len(members), request.totals), other))
+            at += len(members) + len(request.alternatives or ())
+        return views
+
+    def _view(self, texts: Sequence[Encoded], model: Callable[[], Scored], alternative: View | None = None) -> View:
         parts: dict[str, Callable[[], Any]] = {}
         view = View(get_model=model)
         reference = self.reference
@@ -69,9 +92,8 @@ class Views:
             parts["get_copies"] = lambda: self._copies(texts)
         if self.contrast:
             parts["get_contrast"] = lambda: self._contrast(texts, view.model)
-        if alternatives is not None:
-            totals_other = (float(sum(t.scored for t in alternatives)), rows or float(len(alternatives)))
-            parts["get_alternative"] = lambda: self.of(alternatives, totals=totals_other)
+        if alternative is not None:
+            parts["get_alternative"] = lambda: alternative
         view = View(get_model=model, **parts)
         return view
 
@@ -88,7 +110,7 @@ class Views:
             scored = score(self.subject, collate(texts, layout, hide=hidden, replace=replace))
             masked = torch.tensor([bool(indices) for indices in hidden], device=scored.row.device)[scored.row]
             known = torch.where(masked, scored.token_logp, now.token_logp)
-        return replaced(scored, known_logp=known, compute_logits=lambda: scored.logits)
+        return replaced(scored, known_logp=known)
 
     def _mask_id(self, masking: Masking) -> int:
         tokenizer = self.subject.tokenizer
@@ -106,7 +128,7 @@ class Views:
 
     def _contrast(self, texts: Sequence[Encoded], now: Scored) -> Scored:
         known = torch.cat([self.contrast[key_of(text)] for text in texts])
-        return Scored(now.target, now.row, now.rows, lambda: now.logits, known_logp=known)
+        return Scored(now.target, now.row, now.rows, now.source, known_logp=known)
 
 
 @dataclass

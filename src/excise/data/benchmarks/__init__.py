@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 BENCHMARKS: dict[str, str] = {
     "choice": "excise.data.benchmarks.choice:Choice",
     "concepts": "excise.data.benchmarks.concepts:Concepts",
+    "easyedit": "excise.data.benchmarks.easyedit:EasyEdit",
     "fivew": "excise.data.benchmarks.fivew:FiveW",
     "jsonl": "excise.data.benchmarks.jsonl:Jsonl",
     "muse": "excise.data.benchmarks.muse:Muse",

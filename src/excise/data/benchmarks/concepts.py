@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from excise.data.benchmarks.choice import Choice, spread
+from excise.data.concept_sets import SHIPPED, key_in
 from excise.data.example import Benchmark, Example
-from excise.errors import InputError, did_you_mean
+from excise.errors import InputError
 from excise.files import read_json
 
 QUESTIONS = {"concept": "QA", "similar": "SimdomQA"}
@@ -39,10 +40,10 @@ class Concepts:
     Paper: EMBER (arXiv 2606.03695).
     """
 
-    path: str
-    """The folder."""
-    concept: str
-    """Which concept is to be erased."""
+    path: str | None = None
+    """The folder; null takes the concepts that come with excise."""
+    concept: str = ""
+    """Which concept is to be erased. May be left out where the folder has only one that there are questions about."""
     part: Literal["train", "test"] = "test"
     """Which questions are reported; a search for settings always takes the train questions (``tuning_concept``, ``tuning_similar``)."""
     mmlu: str | None = None
@@ -58,8 +59,13 @@ class Concepts:
                 raise InputError(f"data.{name} is {value}; give at least 1")
 
     def __call__(self) -> Benchmark:
+        self._check_folder()
+        found = key_in(self._folder, self.concept)
+        return self._read_splits() if found == self.concept else replace(self, concept=found)()
+
+    def _read_splits(self) -> Benchmark:
         splits: dict[str, Sequence[Example]] = {
-            "forget": _texts("concept", self._sentences[self._checked_concept()], self.concept),
+            "forget": _texts("concept", self._sentences[self.concept], self.concept),
             "retain": _texts("neutral", self._neutral()),
         }
         for split in QUESTIONS:
@@ -125,20 +131,18 @@ class Concepts:
 
     def _read(self, file: str, needed: bool = False) -> Any:
         place = self._place(file)
-        if not Path(self.path).expanduser().is_dir():
-            raise InputError(f"data.path: there is no folder {self.path}; give one with concept_sentences.json, neutral_sentences.json, ...")
         return read_json(place) if needed or place.exists() else {}
 
-    def _place(self, file: str) -> Path:
-        return Path(self.path).expanduser() / file
+    def _check_folder(self) -> None:
+        if not self._folder.is_dir():
+            raise InputError(f"data.path: there is no folder {self.path}; give one with concept_sentences.json, neutral_sentences.json, ...")
 
-    def _checked_concept(self) -> str:
-        if self.concept not in self._sentences:
-            there = self._sentences
-            raise InputError(
-                f"data.concept: {self._place('concept_sentences.json')} has no concept {self.concept!r}: {did_you_mean(self.concept, there)}"
-            )
-        return self.concept
+    @property
+    def _folder(self) -> Path:
+        return SHIPPED if self.path is None else Path(self.path).expanduser()
+
+    def _place(self, file: str) -> Path:
+        return self._folder / file
 
 
 def concept_names(path: str) -> list[str]:

@@ -19,15 +19,17 @@ LABELS = ("who", "what", "when", "where", "why")
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "question": ("question", "prompt"),
     "answer": ("answer", "ground_truth"),
-    "false answer": ("pred_answer", "target_new"),
-    "rephrasings": ("rephrases", "rephrase_prompt", "rephrase"),
+    "false answer": ("pred_answer", "target_new", "false_answers"),
+    "rephrasings": ("rephrases", "rephrase_prompt", "rephrase", "paraphrased_questions"),
 }
-"""What a row holds -> the columns of 5WBENCH and of EasyEdit."""
+"""What a row holds -> the columns of 5WBENCH, of EasyEdit, and of `excise build-5w`."""
 
 
 @dataclass(frozen=True)
 class FiveW:
-    """5WBENCH, or any rows like it: question, answer, pred_answer (a false answer), label and rephrases, in 5WBENCH's or EasyEdit's names.
+    """5WBENCH, or any rows like it: question, answer, pred_answer (a false answer), label and rephrases, in 5WBENCH's, EasyEdit's or our names.
+
+    A folder that `excise build-5w` wrote is read as it is.
 
     Splits ``forget`` and ``retain``. The label is who, what, when, where or why; EasyEdit's rows have none, and there the first of these
     words in the question stands for it. A question that occurs again in its split is left out, and so is a retain question that the forget

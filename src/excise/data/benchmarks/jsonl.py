@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
+from excise.data.conversations import conversation, every_answer
 from excise.data.example import Benchmark, Example
 from excise.data.tables import Row, read_rows
 from excise.errors import InputError, did_you_mean
@@ -14,6 +16,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "question": ("question", "prompt"),
     "answer": ("answer",),
     "text": ("text",),
+    "messages": ("messages", "conversations", "conversation"),
     "span": ("span",),
     "paraphrased_questions": ("paraphrased_questions", "paraphrased_question", "paraphrased_prompts"),
     "paraphrased_answer": ("paraphrased_answer",),
@@ -31,8 +34,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 class Jsonl:
     """Your own data: one file for each split, the format by its ending (.jsonl, .json, .csv, .tsv, .parquet).
 
-    A row is a question with its ``answer``; or a choice question with ``options`` and the right one in ``gold`` (0-based
-    number, letter, or the option itself; ``answer`` may hold it too); or plain ``text``. Other columns are ignored.
+    A row is a question with its ``answer``; or a conversation in ``messages``, whose last answer is meant; or a choice
+    question with ``options`` and the right one in ``gold`` (0-based number, letter, or the option itself; ``answer`` may hold
+    it too); or plain ``text``. Other columns are ignored.
     """
 
     forget: str
@@ -45,6 +49,8 @@ class Jsonl:
     """More splits to evaluate: name of the split -> file."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Where your files use other names: our column -> your column."""
+    turns: Literal["last", "all"] = "last"
+    """Of a conversation: only its last answer, or an example for each answer (ids then end in ``-1``, ``-2``, ...)."""
 
     def __call__(self) -> Benchmark:
         own = {"forget": self.forget, "retain": self.retain, "holdout": self.holdout}
@@ -52,7 +58,7 @@ class Jsonl:
             raise InputError(f"data.splits.{min(twice)}: this split has its own field, data.{min(twice)}")
         tables = {split: read_rows(file) for split, file in {**own, **self.splits}.items() if file is not None}
         self._check_columns(tables)
-        return Benchmark("jsonl", {split: examples(rows, split, self.columns) for split, rows in tables.items()})
+        return Benchmark("jsonl", {split: examples(rows, split, self.columns, self.turns) for split, rows in tables.items()})
 
     def _check_columns(self, tables: Mapping[str, list[Row]]) -> None:
         present = {column for rows in tables.values() for row in rows for column in row.values}
@@ -63,15 +69,16 @@ class Jsonl:
                 raise InputError(f"data.columns.{ours}={theirs}: no file has a column {theirs!r}: {did_you_mean(theirs, present)}")
 
 
-def examples(rows: list[Row], split: str, columns: Mapping[str, str]) -> tuple[Example, ...]:
+def examples(rows: list[Row], split: str, columns: Mapping[str, str], turns: Literal["last", "all"] = "last") -> tuple[Example, ...]:
     """The examples of a table. A row without an id is called ``<split>-<row number>``."""
     found: dict[str, Example] = {}
     where: dict[str, Row] = {}
     for row in rows:
         example = example_from_row(row, f"{split}-{row.number}", columns)
-        if example.id in found:
-            raise InputError(f"{row.where}: the id {example.id!r} already belongs to row {where[example.id].number}")
-        found[example.id], where[example.id] = example, row
+        for one in every_answer(example) if turns == "all" and example.history else (example,):
+            if one.id in found:
+                raise InputError(f"{row.where}: the id {one.id!r} already belongs to row {where[one.id].number}")
+            found[one.id], where[one.id] = one, row
     return tuple(found.values())
 
 
@@ -80,6 +87,8 @@ def example_from_row(row: Row, default_id: str, columns: Mapping[str, str] | Non
     named = _Named(row, columns or {})
     id = named.text("id") or default_id
     label, group = named.text("label"), named.text("group")
+    if not named.column("question") and (column := named.column("messages")):
+        return conversation(row, column, Example(id=id, prompt="?", answer="?", label=label, group=group), named.text("span"))
     if not named.column("question") and named.column("text"):
         return Example(id=id, prompt="", answer=named.text("text"), label=label, group=group)
     question = named.required("question")

@@ -14,6 +14,8 @@ from excise.data.tables import Row, looks_like_hub, read_hub, read_rows
 from excise.errors import InputError
 from excise.files import read_json
 
+SHARD = "-00000-of-00001"
+"""How the hub calls a table that is one file."""
 HUB = {"news": "muse-bench/MUSE-News", "books": "muse-bench/MUSE-Books"}
 
 
@@ -31,7 +33,8 @@ class Muse:
     """
 
     path: str | None = None
-    """A folder with MUSE's files, in the authors' folders (knowmem/forget_qa.json) or side by side (news_forget_qa.json); none: the hub."""
+    """A folder with MUSE's files, in the authors' folders (knowmem/forget_qa.json) or side by side (news_forget_qa.json), or a snapshot of the hub
+    dataset (knowmem/forget_qa-00000-of-00001.parquet); none: the hub."""
     corpus: Literal["news", "books"] = "news"
     train: Literal["texts", "questions"] = "texts"
     """What the splits ``forget`` and ``retain`` hold."""
@@ -102,6 +105,8 @@ class Muse:
         label = f"{kind}-{names[0]}"
         if place is None:
             yield from ((label, row.text("text")) for row in self._rows(kind, names))
+        elif place.suffix == ".parquet":
+            yield from ((label, row.text("text")) for row in read_rows(place))
         elif place.suffix == ".json" and isinstance(texts := read_json(place), list) and all(isinstance(text, str) for text in texts):
             yield from ((label, text) for text in texts)
         else:
@@ -127,7 +132,7 @@ class Muse:
             return None
         forms = ("{kind}/{name}", "{corpus}_{kind}_{name}", *(("{corpus}_{name}",) if kind == "knowmem" else ()))
         places = [form.format(kind=kind, name=name, corpus=self.corpus) for name in names for form in forms]
-        files = [self._folder / f"{place}{ending}" for place in places for ending in (".json", ".jsonl", ".txt")]
+        files = [self._folder / f"{place}{ending}" for place in places for ending in (".json", ".jsonl", ".txt", ".parquet", f"{SHARD}.parquet")]
         return next((file for file in files if file.is_file()), None)
 
     @property

@@ -15,12 +15,15 @@ from excise.data.tables import read_rows, read_text
 from excise.errors import InputError
 
 Unit = Literal["words", "characters"]
+TEXTS = (".txt", ".md", ".markdown", ".rst", ".text")
+"""Endings of files that are read as plain text."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Plain text. Each source is a .txt file, a folder of .txt files, or a table (.jsonl, .json, .csv, .parquet) with a text column.
+    """Plain text. Each source is a text file, a folder of them, or a table (.jsonl, .json, .csv, .parquet) with a text column.
 
+    A folder is read with everything below it: .txt, .md, .markdown, .rst and .text; hidden files and folders are left out.
     Paragraphs (what blank lines separate) become passages; long ones are cut at white space. Ids are ``<file>-<n>``, from 0.
     """
 
@@ -45,7 +48,8 @@ class Corpus:
         check_sizes(self.chunk, self.limit)
 
     def __call__(self) -> Benchmark:
-        return Benchmark("text", {"forget": self._passages(self.forget), "retain": self._passages(self.retain)})
+        notes = tuple(note for source in (self.forget, self.retain) for note in unread(source))
+        return Benchmark("text", {"forget": self._passages(self.forget), "retain": self._passages(self.retain)}, notes)
 
     def _passages(self, source: str) -> tuple[Example, ...]:
         documents = read_documents(source, self.column)
@@ -68,17 +72,33 @@ def read_documents(source: str, column: str = "text") -> Iterator[tuple[str, str
     """Name of the file and text, for every text of a source."""
     path = Path(source).expanduser()
     if path.is_dir():
-        files = sorted(path.glob("*.txt"))
+        files = [file for file in _files(path) if file.suffix.lower() in TEXTS]
         if not files:
-            raise InputError(f"the folder {path} has no .txt file")
-        yield from ((file.stem, read_text(file)) for file in files)
-    elif path.suffix.lower() == ".txt":
+            raise InputError(f"the folder {path} has no .txt file, nor any other text ({', '.join(TEXTS[1:])})")
+        yield from ((file.relative_to(path).with_suffix("").as_posix(), read_text(file)) for file in files)
+    elif path.suffix.lower() in TEXTS:
         yield path.stem, read_text(path)
     else:
         for row in read_rows(path):
             if column not in row.values:
                 raise InputError(f"{row.where}: no column {column!r}; there are: {row.columns}; name yours with data.column=...")
             yield path.stem, row.text(column)
+
+
+def unread(source: str) -> list[str]:
+    """A sentence about the files of a folder that are no plain text; none where all are read."""
+    folder = Path(source).expanduser()
+    others = [file for file in _files(folder) if file.suffix.lower() not in TEXTS] if folder.is_dir() else []
+    if not others:
+        return []
+    kinds = sorted({file.suffix.lower() or "no ending" for file in others})
+    return [f"{len(others)} files in {folder} are not plain text and were left out ({', '.join(kinds)}): convert them to .txt if they count."]
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of a folder and of those below it, without hidden ones, in order."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def cut(documents: Iterable[tuple[str, str]], chunk: int, unit: Unit, shortest: int) -> Iterator[Example]:

@@ -43,7 +43,8 @@ class Tofu:
     retain_limit: int | None = None
     """Keep so many retain rows, spread evenly over the authors; None keeps all."""
     alternatives: str | None = None
-    """Text file with one refusal a line, for DPO; None takes the folder's ``idontknow.jsonl`` (the hub has none)."""
+    """Text file with one refusal a line, for DPO; None takes ``idontknow.jsonl`` or ``idk.jsonl`` from the folder or the one above it, as TOFU's and
+    open-unlearning's own folders have it; where there is none (as on the hub) examples have no alternative."""
 
     def __post_init__(self) -> None:
         if self.retain_limit is not None and self.retain_limit < 1:
@@ -95,8 +96,11 @@ class Tofu:
         if self.alternatives is not None:
             path = Path(self.alternatives).expanduser()
         elif self._local is not None:
-            path = self._local / "idontknow.jsonl"
+            places = [folder / name for folder in (self._local, self._local.parent) for name in ("idontknow.jsonl", "idk.jsonl")]
+            path = next((place for place in places if place.is_file()), None)
         else:
+            path = None
+        if path is None:
             return []
         lines = [line.strip() for line in read_text(path).split("\n") if line.strip()]
         if not lines:

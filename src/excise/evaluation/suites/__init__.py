@@ -30,7 +30,7 @@ SUITES: dict[str, Callable[..., Suite]] = {
 }
 """Name -> a function whose parameters are the suite's settings."""
 
-SUITE_OF: dict[str, str] = {"wmdp": "text", "jsonl": "qa"}
+SUITE_OF: dict[str, str] = {"wmdp": "text", "jsonl": "qa", "easyedit": "qa"}
 """Benchmark -> the suite that judges it where none is named like it."""
 
 __all__ = ["SUITES", "SUITE_OF", "Live", "Measure", "Suite", "evaluate", "per_example", "score"]

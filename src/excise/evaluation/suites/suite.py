@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from excise.evaluation.collect import Progress
+    from excise.evaluation.engines import Engine
     from excise.subject import Subject
     from excise.tokens import Precision
 
@@ -114,6 +115,7 @@ def evaluate(
     limit: int | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
+    engine: Engine | None = None,
 ) -> tuple[Records, dict[str, Score]]:
     """Collects records and scores them. The settings are those of :func:`excise.evaluation.collect.collect`.
 
@@ -137,12 +139,27 @@ def evaluate(
         limit=limit,
         cache=cache,
         progress=progress,
+        engine=engine,
     )
-    records = judge(records, suite, cache=None if cache is None else cache.parent / "verdicts", progress=progress)
+    records = _judged_once(records, suite, cache=None if cache is None else cache.parent / "verdicts", progress=progress)
     scores = score(records, suite, retrained, baseline)
     for measurement in suite.live:
         scores |= measurement(subject, limit)
     return records, scores
+
+
+def _judged_once(records: Records, suite: Suite, *, cache: Path | None, progress: Progress | None) -> Records:
+    """Verdicts by the first of several processes, which may ask a server, for all of them."""
+    if not suite.judging:
+        return records
+    from excise.parallel import ranks  # which needs torch; listing suites does not
+
+    if not ranks.several():
+        return judge(records, suite, cache=cache, progress=progress)
+    told = ranks.from_main(
+        lambda: {split: [r.to_json() for r in rows] for split, rows in judge(records, suite, cache=cache, progress=progress).items()}
+    )
+    return {split: [Record.from_json(row) for row in rows] for split, rows in told.items()}
 
 
 def judge(records: Records, suite: Suite, *, cache: Path | None = None, progress: Progress | None = None) -> Records:
