@@ -424,7 +424,7 @@ def test_what_cannot_work_is_refused_before_anything_is_computed() -> None:
     other = tiny("llama", tied=False)
     mlp: Any = other.layers[0].mlp
     mlp.extra = torch.nn.Linear(32, 400, bias=False)
-    mlp.extra.weight = other.embedding.weight
+    mlp.extra.weight = cast(torch.nn.Parameter, other.embedding.weight)
     refused(check(other), "shared with")
 
 

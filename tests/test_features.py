@@ -246,7 +246,7 @@ def test_a_table_that_serves_something_else_is_refused() -> None:
     require_own_table(subject)
     mlp: Any = subject.layers[1].mlp
     mlp.extra = nn.Linear(32, 400, bias=False)
-    mlp.extra.weight = subject.embedding.weight
+    mlp.extra.weight = cast(nn.Parameter, subject.embedding.weight)
     refused(lambda: require_own_table(subject), "shared with model.layers.1.mlp.extra")
 
 
