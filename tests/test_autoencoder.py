@@ -77,14 +77,14 @@ def sparse_data(n: int = 3000, width: int = 16, true: int = 24, active: int = 3)
     return 40 * x + 100, directions
 
 
-TRAINING = TopKTraining(width=48, k=3, steps=600, batch=128, lr=3e-3, dead_after=1000)
+TRAINING = TopKTraining(width=48, k=3, steps=400, batch=128, lr=1e-2, dead_after=1000)
 
 
 def test_training_finds_the_directions_that_the_data_are_made_of() -> None:
     x, directions = sparse_data()
     seen: list[float] = []
     a = TRAINING(x[:2500], seen.append)
-    assert len(seen) == 600
+    assert len(seen) == 400
     assert np.mean(seen[-20:]) < 0.3 * np.mean(seen[:20])
     told = reconstruction(a, x[2500:])
     assert told.explained_variance > 0.9

@@ -169,7 +169,7 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     refused(build(texts=("none.txt",)), "there is no file none.txt")
     refused(build(texts=()), "--texts FILE")
     refused(build(name=" "), "needs a name")
-    refused(build(neutral=(text,)), "Loaf number 0 needs flour and water.", "stands in the text", "take it out")
+    refused(build(neutral=(text,)), "number 0", "stands in the text", "take it out")
     (tmp_path / "open.jsonl").write_text('{"question": "Who?", "reply": "Ida"}\n')
     refused(build(open=str(tmp_path / "open.jsonl")), "row 1", "'answer'", "'reply'")
     (tmp_path / "choice.jsonl").write_text('{"question": "Who?", "choices": ["Ida", "Ida"], "answer": 0}\n')

@@ -48,7 +48,9 @@ class Outcome:
 
 
 def stronger(method: str, form: str) -> dict[str, Any]:
-    """RMU's push is weaker: only down_proj is trained, and not on the loss that is measured."""
+    """RMU's and CRISP's push is weaker: hidden states are trained, and not the loss that is measured."""
+    if method == "crisp":
+        return {"steps": 40, "lr": 1e-2}
     return {"steps": 40, "lr": {"full": 3e-3, "lora": 1e-2}[form]} if method.endswith("rmu") else {}
 
 

@@ -159,7 +159,9 @@ def _autoencoder(config: Mapping[str, Any], tensors: Mapping[str, Tensor], sourc
         raise InputError(f"the SAE {source} has no tensor {lacking[0]!r}; it has: {', '.join(sorted(tensors))}")
     values = {name: tensor.float() for name, tensor in tensors.items()}
     encoder, decoder = values["W_enc"], values["W_dec"]
-    if encoder.dim() != 2 or decoder.shape != encoder.T.shape or values["b_dec"].shape != encoder.shape[:1]:
+    sizes = [values[name].shape for name in ("b_enc", "threshold") if name in values]
+    fitting = encoder.dim() == 2 and decoder.shape == encoder.T.shape and values["b_dec"].shape == encoder.shape[:1]
+    if not fitting or any(size != encoder.shape[1:] for size in sizes):
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in sorted(tensors.items()))
         raise InputError(f"the SAE {source}: its tensors do not fit together ({shapes})")
     bias = values.get("b_enc", torch.zeros(encoder.shape[1]))

@@ -27,7 +27,7 @@ def hidden_states(
     precision: Precision = "float32",
     max_tokens: int = 2048,
     advance: Callable[[int], None] = lambda _: None,
-) -> list[Float[Tensor, "n width"]]:
+) -> list[Float[Tensor, "_ width"]]:
     """Output of a decoder layer at the scored tokens of each text, float32, in the order of ``texts``.
 
     Of plain text every token is scored but the first, whose hidden state is of another size than all others.

@@ -104,10 +104,9 @@ def train_sae(
     narrator.begin(task, len(texts))
     states = hidden_states(subject, texts, layer, precision, advance=lambda n: narrator.advance(task, n))
     narrator.end(task)
-    held = [i for i in range(len(texts)) if i % HELD_OUT == HELD_OUT - 1]
-    train = torch.cat([states[i] for i in range(len(texts)) if i not in set(held)])
+    train, held = (torch.cat([part for i, part in enumerate(states) if (i % HELD_OUT == HELD_OUT - 1) == aside]) for aside in (False, True))
     autoencoder = _trained(training, train, narrator)
-    quality = measure(subject, autoencoder, [texts[i] for i in held], layer, train, torch.cat([states[i] for i in held]), precision)
+    quality = measure(subject, autoencoder, texts[HELD_OUT - 1 :: HELD_OUT], layer, train, held, precision)
     settings = {**asdict(training), "passage": passage, "passages": len(texts), "seconds": round(time.perf_counter() - begun, 1)}
     save_sae(autoencoder, subject, layer, out, quality=quality.to_json(), settings=settings, overwrite=overwrite)
     return quality

@@ -31,7 +31,7 @@ class Counted:
 
 
 @torch.no_grad()
-def counted(autoencoder: Autoencoder, states: Sequence[Float[Tensor, "n width"]]) -> Counted:
+def counted(autoencoder: Autoencoder, states: Sequence[Float[Tensor, "_ width"]]) -> Counted:
     """Counts over hidden states, text by text, in float64."""
     count, total = (torch.zeros(autoencoder.features, dtype=torch.float64) for _ in range(2))
     for part in states:
@@ -89,7 +89,7 @@ class Choice:
         return tuple(Chosen(int(i), float(ratio[i]), float(target.count[i]), float(benign.count[i])) for i in left[: self.k])
 
 
-def density(autoencoder: Autoencoder, states: Sequence[Float[Tensor, "n width"]], features: Sequence[int]) -> float:
+def density(autoencoder: Autoencoder, states: Sequence[Float[Tensor, "_ width"]], features: Sequence[int]) -> float:
     """How many of these features are active for a token, on average."""
     index = torch.tensor(list(features), device=autoencoder.encoder.device)
     active = sum(float((autoencoder.encode(part)[:, index] > 0).sum()) for part in states)

@@ -60,7 +60,7 @@ def key_in(folder: Path, concept: str) -> str:
         if not found:
             raise InputError(f"data.concept: {place} has no concept {concept!r}: {did_you_mean(concept, there)}")
         return concept if concept in found else found[0]
-    asked = _asked_about(folder) or there
+    asked = [name for name in _asked_about(folder) if name in there] or there
     if len(asked) != 1:
         raise InputError(f"data.concept: {place} has several concepts; name one of: {', '.join(sorted(asked))}")
     return asked[0]
