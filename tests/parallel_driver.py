@@ -38,15 +38,17 @@ TERMS = [
     {"objective": "hidden_mse", "data": "retain"},
     {"objective": {"name": "rmu", "layer": 1}, "data": "forget"},
 ]
-SPECIAL: dict[str, dict[str, Any]] = {"compose": {"terms": TERMS}}
-"""Settings that a method needs to run at all; one that needs none is not named here."""
+SPECIAL: dict[str, dict[str, Any]] = {"compose": {"terms": TERMS}, "crisp": {"sae": "none"}}
+"""Settings that a method needs to be built at all; one that needs none is not named here."""
+WHOLE = ("maat",)
+"""Methods without the settings of one step: several processes refuse them before anything is asked of the model."""
 
 
 def cases() -> Iterator[tuple[str, str, dict[str, Any], Mode]]:
     """Name, method, settings and mode of everything that takes one step: every method of the registry in both modes, and some ways to divide."""
     for name in registry.names("methods"):
         trains = "training" in inspect.signature(registry.find("methods", name)).parameters
-        own = {**(ONE_STEP if trains else {}), **SPECIAL.get(name, {}), **({"attribution": NOUNS} if name[:2] in ("t_", "s_") else {})}
+        own = {**(ONE_STEP if trains and name not in WHOLE else {}), **SPECIAL.get(name, {}), **({"attribution": NOUNS} if name[:2] in ("t_", "s_") else {})}
         yield f"{name}, full", name, own, "copies"
         yield f"{name}, shards", name, own, "shards"
     more: dict[str, dict[str, Any]] = {
