@@ -141,7 +141,8 @@ class Session:
         drawn: dict[Side, set[int]] = {"forget": set(), "retain": set()}
         for step in range(self.steps):
             draw = self.draw(step)
-            for side, indices in (("forget", draw.forget), ("retain", draw.retain)):
+            sides: tuple[tuple[Side, tuple[int, ...]], ...] = (("forget", draw.forget), ("retain", draw.retain))
+            for side, indices in sides:
                 drawn[side].update(i for part, _ in self._parts(indices) for i in part)
         texts: list[Encoded] = []
         for term in self.terms:
