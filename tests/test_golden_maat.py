@@ -200,9 +200,10 @@ def test_gradients_conflicts_and_projection(where: str, world: World, golden: di
         dot = float((g_f * g_r).sum())
         size = row["g_f"] * row["g_r"]
         assert float(g_r.norm()) == pytest.approx(row["g_r"], rel=RELATIVE), name
-        # two gradients at nearly right angles: the table's threshold is 1e-3, but at 1.9e-3 (layer 7) its own float32 value is 1.3e-3
-        # off the float64 one (-2.978787e-4), and ours 3e-4
-        assert dot == pytest.approx(row["dot"], rel=RELATIVE, abs=1e-4 * size if abs(row["dot"]) < 2e-3 * size else 0.0), name
+        # gradients at nearly right angles: the table's own tolerance is 1e-4 of both norms below a cosine of 1e-3, else relative. At the
+        # cosines of 1.9e-3 (layer 7) and 2.7e-3 (layer 20) its float32 values are themselves off: at layer 7 by 1.3e-3 of the float64
+        # value -2.978787e-4, ours by 3e-4. So: a tenth of that absolute tolerance below a cosine of 3e-3.
+        assert dot == pytest.approx(row["dot"], rel=RELATIVE, abs=1e-5 * size if abs(row["dot"]) < 3e-3 * size else 0.0), name
         assert (dot > 0) == row["conflict"], name
         assert float(after[name].norm()) == pytest.approx(row["g_f_proj"], rel=RELATIVE), name
     if where == "phase1_at_B09":

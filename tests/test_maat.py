@@ -139,7 +139,7 @@ class Gradients:
         self.seen: list[dict[int, Tensor]] = []
         build = Optimiser.build
 
-        def watched(settings: Optimiser, parameters: Sequence[Any]) -> torch.optim.AdamW:
+        def watched(settings: Optimiser, parameters: Sequence[Any]) -> torch.optim.Optimizer:
             optimiser = build(settings, parameters)
             optimiser.register_step_pre_hook(
                 lambda o, *_: self.seen.append({i: p.grad.clone() for i, p in enumerate(p for g in o.param_groups for p in g["params"])})

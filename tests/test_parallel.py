@@ -156,9 +156,6 @@ def test_what_accelerate_asks_for_is_done_or_refused() -> None:
 
 
 def test_what_needs_the_whole_batch_is_refused_in_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Projected:
-        def __call__(self, losses: Any, parameters: Any, backward: Any) -> None: ...
-
     class Foreign:
         def check(self, state: Any) -> None: ...
         def prepare(self, state: Any) -> None: ...
@@ -167,12 +164,13 @@ def test_what_needs_the_whole_batch_is_refused_in_several_processes(monkeypatch:
 
     from excise.attacks.worst_case import WorstCase
     from excise.objectives import NPO
+    from excise.stages.gradients import ProjectConflicts
     from excise.stages.train import Term
 
-    projecting = Train((Term(NPO(), "forget"),), gradients=Projected())
+    projecting = Train((Term(NPO(), "forget"),), gradients=ProjectConflicts())
     refuse_apart([projecting, Foreign()], [WorstCase()])
     monkeypatch.setattr(ranks, "world", lambda: 2)
-    refused(lambda: refuse_apart([projecting]), "Projected", "2", "processes", "one process")
+    refused(lambda: refuse_apart([projecting]), "ProjectConflicts", "2", "processes", "one process")
     refused(lambda: refuse_apart([Foreign()]), "Foreign", "2 processes", "one process")
     refused(lambda: refuse_apart([], [WorstCase()]), "WorstCase", "one process")
 

@@ -145,9 +145,9 @@ class Session:
         drawn: dict[Side, set[int]] = {"forget": set(), "retain": set(), "coherence": set()}
         for step in range(self.steps):
             draw = self.draw(step)
-            drawn["forget"].update(i for part, _ in self._parts(draw.forget) for i in part)
-            drawn["retain"].update(i for part, _ in self._parts(draw.retain) for i in part)
-            drawn["coherence"].update(i for part, _ in self._parts(draw.coherence) for i in part)
+            sides: tuple[tuple[Side, tuple[int, ...]], ...] = (("forget", draw.forget), ("retain", draw.retain), ("coherence", draw.coherence))
+            for side, indices in sides:
+                drawn[side].update(i for part, _ in self._parts(indices) for i in part)
         texts: list[Encoded] = []
         for term in self.terms:
             if reads(term):
