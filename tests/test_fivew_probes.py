@@ -67,7 +67,7 @@ def test_rates_by_way_of_asking(tiny_llama: Subject, monkeypatch: pytest.MonkeyP
     assert found["fsr@paraphrase"] == (50.0, 2)  # f1 comes out in one of two other wordings, f2 does not
     assert found["fsr@partial"] == (50.0, 2)  # f2 after "In"; f1 not after "Ida"; f3 is one word, of which nothing can be given
     assert found["fsr@any"] == (pytest.approx(100 / 3), 3)
-    assert found["fsr"] == found["fsr@any"]
+    assert found["fsr"] == (pytest.approx(100 / 3), 3)
     assert found["rsr@paraphrase"] == (25.0, 2)  # r1 in one of two wordings, r2 in none of one
     assert found["rsr@partial"] == (100.0, 2)  # "Otto" is given, and "Quist" is said; "In" is given, and "Elm" is said
     assert found["rsr"] == (50.0, 2)  # as asked

@@ -92,7 +92,7 @@ def energies(
 
 def _units(subject: Subject, chosen: Mapping[str, nn.Parameter]) -> dict[str, Unit]:
     layer_of = {id(p): i for i, block in enumerate(subject.layers) for p in block.parameters()}
-    roles = {name: next(ROLES[part] for part in reversed(name.split(".")) if part in ROLES) for name in chosen}
+    roles: dict[str, Role] = {name: next(ROLES[part] for part in reversed(name.split(".")) if part in ROLES) for name in chosen}
     return {name: Unit(layer_of[id(parameter)], roles[name]) for name, parameter in chosen.items()}
 
 

@@ -53,7 +53,7 @@ class Relearn:
     lora: AddAdapter | None = None
     """Relearn with a fresh adapter instead of the whole model (an adapter that is there is trained as it is)."""
     part: float = 1.0
-    """Share of the shown examples that is used; the others are ``unseen``."""
+    """Share of the shown examples that is used, the same of each label; the others are ``unseen``."""
     splits: tuple[str, ...] = ("forget", "retain")
     """Where the attacked model is asked at the end; the curve shows the forget split."""
     limit: int | None = 50
@@ -144,8 +144,10 @@ class Relearn:
         else:
             hint = did_you_mean(self.data, scene.benchmark.splits)
             raise InputError(f"relearn.data: {self.data!r} is neither a split of the benchmark ({hint}) nor a file")
-        spread = tuple(e for i, e in enumerate(examples) if int((i + 1) * self.part) > int(i * self.part))
-        return spread or examples[:1]
+        labels = list(dict.fromkeys(example.label for example in examples))
+        by_label = sorted(examples, key=lambda example: labels.index(example.label))  # every label in its turn gives its part
+        spread = {e.id for i, e in enumerate(by_label) if int((i + 1) * self.part) > int(i * self.part)}
+        return tuple(example for example in examples if example.id in spread) or examples[:1]
 
     def _unseen(self, scene: Scene, shown: tuple[Example, ...]) -> frozenset[str]:
         if self.part == 1 or self.data != "forget":

@@ -38,6 +38,11 @@ class Item:
         """The answer in a form that does not depend on case, articles, and the way dates and numbers are written."""
         return " ".join(normal_words(self.pair.answer)) or same(self.pair.answer)
 
+    @cached_property
+    def numbers(self) -> frozenset[str]:
+        """The words of the question that have a digit."""
+        return frozenset(word for word in self.question.split() if any(letter.isdigit() for letter in word))
+
     @property
     def is_long(self) -> bool:
         return len(self.answer.split()) >= LONG_ANSWER
@@ -151,12 +156,7 @@ def _not_near(items: Sequence[Item], near: float, dropped: Dropped) -> list[Item
 
 def may_be_same(a: Item, b: Item) -> bool:
     """Whether nothing tells two similar questions apart: the same numbers, and names that do not contradict each other."""
-    return numbers(a.question) == numbers(b.question) and (not a.names or not b.names or bool(set(a.names) & set(b.names)))
-
-
-def numbers(question: str) -> frozenset[str]:
-    """The words of a normalised question that have a digit."""
-    return frozenset(word for word in question.split() if any(letter.isdigit() for letter in word))
+    return a.numbers == b.numbers and (not a.names or not b.names or not set(a.names).isdisjoint(b.names))
 
 
 def same_answer(a: Item, b: Item) -> bool:

@@ -129,8 +129,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"{'':6}{'rows':>8}{'share':>9}{'95 % interval':>18}{'distinct':>10}{'words':>8}{'tokens':>8}{'multi-hop':>11}",
     ]
     for w, row in found["classes"].items():
-        low, high = row["share_ci95"] or (None, None)
-        interval = "" if low is None else f"{100 * low:.2f} - {100 * high:.2f}"
+        interval = "" if row["share_ci95"] is None else " - ".join(f"{100 * end:.2f}" for end in row["share_ci95"])
         words, tokens = ("" if row.get(key) is None else f"{row[key]['mean']:.1f}" for key in ("answer_words", "answer_tokens"))
         hop = "" if row["multi_hop"] is None else f"{100 * row['multi_hop']:.1f} %"
         share = "" if row["share"] is None else f"{100 * row['share']:.2f} %"
