@@ -48,7 +48,11 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any], Mode]]:
     """Name, method, settings and mode of everything that takes one step: every method of the registry in both modes, and some ways to divide."""
     for name in registry.names("methods"):
         trains = "training" in inspect.signature(registry.find("methods", name)).parameters
-        own = {**(ONE_STEP if trains and name not in WHOLE else {}), **SPECIAL.get(name, {}), **({"attribution": NOUNS} if name[:2] in ("t_", "s_") else {})}
+        own = {
+            **(ONE_STEP if trains and name not in WHOLE else {}),
+            **SPECIAL.get(name, {}),
+            **({"attribution": NOUNS} if name[:2] in ("t_", "s_") else {}),
+        }
         yield f"{name}, full", name, own, "copies"
         yield f"{name}, shards", name, own, "shards"
     more: dict[str, dict[str, Any]] = {
