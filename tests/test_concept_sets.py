@@ -29,7 +29,7 @@ def test_a_shipped_set_is_whole(name: str) -> None:
     made = Concepts(concept=name)()
     assert {split: len(examples) for split, examples in made.splits.items()} == {
         "forget": 64, "retain": 300, "concept": 30, "concept_open": 12, "similar": 12, "similar_open": 6,
-        "coherence": 10, "relearn": 30, "others": 20,
+        "coherence": 10, "relearn": 30, "others": 20, "tuning_concept": 30, "tuning_similar": 12,
     }  # fmt: skip
     questions = read_json(SHIPPED / "mc_questions.json")[name]
     assert {part: len(rows) for part, rows in questions.items()} == PARTS
@@ -136,6 +136,7 @@ def test_a_folder_of_ones_own_has_everything(tmp_path: Path) -> None:
     made = Concepts(str(tmp_path / "bread"))()
     assert {split: len(examples) for split, examples in made.splits.items()} == {
         "forget": 12, "retain": 300, "concept": 2, "concept_open": 2, "similar": 1, "similar_open": 1, "coherence": 2, "relearn": 3, "others": 40,
+        "tuning_concept": 1,
     }  # fmt: skip
     train = Concepts(str(tmp_path / "bread"), part="train")()
     assert len(train.split("concept")) == 1

@@ -104,7 +104,7 @@ def test_a_suite_can_be_taken_to_another_benchmark(model: str, tmp_path: Path) -
         ("choice", {}, ["the benchmark 'choice' needs data.path"]),
         ("choice", {"settings": ["suite.leters=true"]}, ["suite.leters", "did you mean 'letters'?"]),
         ("choice", {"settings": ["max_new_tokens=4"]}, ["max_new_tokens"]),
-        ("concepts", {"data": "/no/such"}, ["data.concept"]),
+        ("concepts", {}, ["data.concept", "several concepts"]),
         ("concepts", {"data": "/no/such", "settings": ["data.concept=x"]}, ["there is no folder /no/such"]),
         ("fivew", {"settings": ["suite.judge=contain"]}, ["unknown judge 'contain'"]),
         ("muse", {"data": "/no/such/folder"}, ["there is no folder /no/such/folder"]),

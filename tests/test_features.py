@@ -290,5 +290,5 @@ def test_the_command_wants_to_know_which_concept(tmp_path: Path) -> None:
     assert "holds 2 concepts" in str(several.exception)
     assert "Bread" in str(several.exception)
     assert "no concept 'Broad'" in str(command(tiny("llama"), "--concept", folder, "--name", "Broad").exception)
-    assert "no folder" in str(command(tiny("llama"), "--concept", str(tmp_path / "none")).exception)
+    assert "there is no" in str(command(tiny("llama"), "--concept", str(tmp_path / "none")).exception)
     assert files()["concept_sentences"], "the layout is that of the concepts benchmark"

@@ -83,7 +83,7 @@ class SuppressFeatures:
 
     def prepare(self, state: State) -> None:
         self.check(state)
-        if self.train.reference == "run":
+        if self.train.reference != "stage":
             state.prepared[id(self)] = self._session(state)
 
     def structure(self, state: State) -> None:
