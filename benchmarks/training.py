@@ -54,7 +54,7 @@ def subject_of(name: str) -> Any:
     subject = load("embedded:smollm2", system="")
     if not MODELS[name]:
         return subject
-    config = copy.deepcopy(subject.base.config)
+    config: Any = copy.deepcopy(subject.base.config)
     for key, value in {"head_dim": 64, **MODELS[name]}.items():
         setattr(config, key, value)
     torch.manual_seed(0)

@@ -30,7 +30,8 @@ from excise.stages.salience import Choice, counted, density
 def random_autoencoder(width: int = 6, features: int = 9, seed: int = 0, **more: Any) -> Autoencoder:
     draw = torch.Generator().manual_seed(seed)
     shapes = ((width, features), (features,), (features, width), (width,))
-    return Autoencoder(*(torch.randn(*shape, generator=draw) for shape in shapes), **more)
+    encoder, encoder_bias, decoder, decoder_bias = (torch.randn(*shape, generator=draw) for shape in shapes)
+    return Autoencoder(encoder, encoder_bias, decoder, decoder_bias, **more)
 
 
 def naive(a: Autoencoder, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -260,7 +261,7 @@ def test_older_files_and_decoder_norms(tmp_path: Path, tiny_llama: Any) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("architecture", ["topk", "standard", "jumprelu"])
 def test_sae_lens_reads_our_folders_and_we_read_its(tmp_path: Path, tiny_llama: Any, architecture: str) -> None:
-    from sae_lens import SAE
+    from sae_lens import SAE  # pyright: ignore[reportMissingImports]
 
     from excise.sae.lens import from_lens
 
@@ -269,7 +270,7 @@ def test_sae_lens_reads_our_folders_and_we_read_its(tmp_path: Path, tiny_llama: 
     def change(config: dict[str, Any]) -> None:
         config["architecture"] = architecture
         if architecture != "topk":
-            config.pop("k"), config.pop("rescale_acts_by_decoder_norm")
+            del config["k"], config["rescale_acts_by_decoder_norm"]
 
     def more(tensors: dict[str, Tensor]) -> None:
         if architecture == "jumprelu":

@@ -114,7 +114,7 @@ def text_file(folder: Path, count: int = 9) -> str:
     return str(file)
 
 
-def questions(folder: Path) -> dict[str, str]:
+def questions(folder: Path) -> dict[str, Any]:
     rows: dict[str, list[dict[str, Any]]] = {
         "choice": [{"question": f"Which is loaf {i}?", "choices": ["rye", "oat", "fig"], "answer": "oat"} for i in range(3)],
         "open": [{"q": f"Who baked loaf {i}?", "a": f"Ida {i}"} for i in range(4)],

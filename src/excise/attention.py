@@ -99,7 +99,8 @@ class _Gather(torch.autograd.Function):
         return _gathered(packing, laid)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
         packing: Packing = ctx.packing
         laid: list[Tensor] = []
         for group in packing.groups:

@@ -18,7 +18,7 @@ def load_from_lens(name: str) -> Sae:
     if not release or not id:
         raise InputError(f"{name}: expected saelens:RELEASE/ID, such as saelens:gemma-scope-2b-pt-res-canonical/layer_12/width_16k/canonical")
     try:
-        from sae_lens import SAE
+        from sae_lens import SAE  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError(f'{name}: reading published SAEs needs sae-lens: pip install "excise[sae]", or give a folder') from None
     try:

@@ -153,7 +153,7 @@ def _texts(subject: Subject, sources: Sequence[str], passage: int, column: str, 
                 if limit is not None and len(found) >= limit:
                     break
                 example = Example(f"{name}-{len(found)}", "", piece)
-                if len(subject.tokenizer(piece)["input_ids"]) > 1:  # type: ignore[arg-type]
+                if len(subject.tokenizer(piece)["input_ids"]) > 1:
                     found.append(encode(subject.tokenizer, subject.template, example))
     if len(found) < HELD_OUT:
         raise InputError(
