@@ -68,7 +68,7 @@ def drive(folder: Path, settings: dict[str, Any], kill: tuple[str, ...] = ()) ->
 
 def log_of(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("tokens_per_second", "memory_mb")} for line in lines]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second", "memory_mb")} for line in lines]
 
 
 @pytest.fixture(scope="module")
