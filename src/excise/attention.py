@@ -40,6 +40,13 @@ class Group:
     cells: Int[Tensor, " tokens"]
     """For each token of the group, its cell."""
 
+    @cached_property
+    def padding(self) -> Int[Tensor, " padding"]:
+        """The cells that hold no token."""
+        empty = torch.ones(len(self.source), dtype=torch.bool, device=self.source.device)
+        empty[self.cells] = False
+        return empty.nonzero()[:, 0]
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -105,10 +112,7 @@ class _Gather(torch.autograd.Function):
         laid: list[Tensor] = []
         for group in packing.groups:
             rows = gradient.index_select(0, group.source)
-            if len(group.cells) < len(group.source):
-                padding = torch.ones(len(group.source), dtype=torch.bool, device=rows.device)
-                padding[group.cells] = False
-                rows[padding] = 0
+            rows[group.padding] = 0
             laid.append(rows)
         return None, *laid
 

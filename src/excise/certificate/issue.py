@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from excise.certificate.content import body
 from excise.certificate.signing import Signer, digest
 from excise.errors import InputError
 from excise.files import write_text
 from excise.report import names
-from excise.report.html import printable
+from excise.report.html import page_environment
 
 NAME = "certificate.json"
 PAGE = "certificate.html"
@@ -61,7 +58,8 @@ def page(certificate: Mapping[str, Any]) -> str:
     content = certificate["body"]
     suites = list(dict.fromkeys(suite for phase in content["scores"].values() for suite in phase if suite != "curve"))
     tables = [(suite, *_table(content["scores"], suite)) for suite in suites]
-    return _templates().get_template("certificate.html.j2").render(certificate=certificate, content=content, tables=tables)
+    template = page_environment(Path(__file__).parent / "templates").get_template("certificate.html.j2")
+    return template.render(certificate=certificate, content=content, tables=tables)
 
 
 def _table(scores: Mapping[str, Any], suite: str) -> tuple[list[str], list[tuple[str, list[Any]]]]:
@@ -69,20 +67,3 @@ def _table(scores: Mapping[str, Any], suite: str) -> tuple[list[str], list[tuple
     phases = names.phase_order([phase for phase in scores if suite in scores[phase]])
     rows = names.score_order(name for phase in phases for name in scores[phase][suite] if "@" not in name)
     return phases, [(name, [scores[phase][suite].get(name) for phase in phases]) for name in rows]
-
-
-@cache
-def _templates() -> jinja2.Environment:
-    here = Path(__file__).parent / "templates"
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([here, Path(names.__file__).parent / "templates"]),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=printable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["readable"] = names.readable
-    environment.filters["phase_name"] = names.phase_name
-    environment.filters["plain"] = lambda value: json.dumps(value, ensure_ascii=False)
-    return environment

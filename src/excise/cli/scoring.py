@@ -26,21 +26,8 @@ def evaluate(
     """Score any model with a suite, without unlearning anything."""
     from excise.console import out as console
     from excise.console import score_table
-    from excise.evaluate_model import evaluate_model
 
-    with narrator() as telling:
-        result = evaluate_model(
-            model,
-            suite,
-            out,
-            data=data,
-            retrained=retrained,
-            baseline=baseline,
-            limit=limit,
-            settings=set_ or (),
-            overwrite=overwrite,
-            narrator=telling,
-        )
+    result = _evaluated(model, suite, out, data, retrained, baseline, limit, set_, overwrite)
     console.print(score_table(result["evaluations"], everything=True))
     print(out)
 
@@ -59,23 +46,37 @@ def attack(
     overwrite: Overwrite = False,
 ) -> None:
     """Try to bring back what a model forgot: relearn, quantise, prompts, sampling, probe, worst_case."""
+    close(_evaluated(model, suite, out, data, retrained, baseline, limit, set_, overwrite, attack), out)
+
+
+def _evaluated(
+    model: str,
+    suite: str,
+    out: Path,
+    data: str | None,
+    retrained: str | None,
+    baseline: str | None,
+    limit: int | None,
+    settings: list[str] | None,
+    overwrite: bool,
+    attacks: list[str] | tuple[()] = (),
+) -> dict[str, Any]:
     from excise.evaluate_model import evaluate_model
 
     with narrator() as telling:
-        result = evaluate_model(
+        return evaluate_model(
             model,
             suite,
             out,
             data=data,
             retrained=retrained,
             baseline=baseline,
-            attacks=attack,
+            attacks=attacks,
             limit=limit,
-            settings=set_ or (),
+            settings=settings or (),
             overwrite=overwrite,
             narrator=telling,
         )
-    close(result, out)
 
 
 @app.command()

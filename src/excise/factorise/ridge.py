@@ -36,6 +36,23 @@ def ridge_inverse(gram: Float[Tensor, "k k"], ridge: float) -> Float[Tensor, "k 
     )
 
 
+def require_sound(keep: float, ridge: float, tolerance: float, **counts: int) -> None:
+    """An error in one line for settings that no factorisation can have; ``counts`` are those that must be at least 1."""
+    for name, count in counts.items():
+        if count < 1:
+            raise InputError(f"factorisation: {name} is {count}; give at least 1")
+    if not 0 < keep <= 1:
+        raise InputError(f"factorisation: keep is {keep}; it is a share, above 0 and at most 1")
+    if not ridge >= 0 or not tolerance >= 0:
+        raise InputError("factorisation: ridge and tolerance must not be negative")
+
+
+def require_finite(a: Tensor) -> None:
+    """An error in one line for a matrix that holds NaN or infinity."""
+    if not bool(torch.isfinite(a).all()):
+        raise InputError("the matrix to be factorised holds NaN or infinity")
+
+
 def kept_entries(length: int, share: float) -> int:
     """How many entries of each feature survive: the share of ``length``, rounded up, at least one."""
     return max(1, math.ceil(share * length))

@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from excise.errors import InputError
-from excise.factorise.ridge import kept_entries, largest, ridge_inverse
+from excise.factorise.ridge import kept_entries, largest, require_finite, require_sound, ridge_inverse
 
 Watch = Callable[[int, float], None]
 """Called after every iteration with its number (from 1) and loss."""
@@ -75,13 +74,8 @@ class SparseMF:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        for name in ("rank", "iterations", "patience", "restarts"):
-            if getattr(self, name) < 1:
-                raise InputError(f"factorisation: {name} is {getattr(self, name)}; give at least 1")
-        if not 0 < self.keep <= 1:
-            raise InputError(f"factorisation: keep is {self.keep}; it is a share, above 0 and at most 1")
-        if not self.ridge >= 0 or not self.tolerance >= 0:
-            raise InputError("factorisation: ridge and tolerance must not be negative")
+        counts = {"rank": self.rank, "iterations": self.iterations, "patience": self.patience, "restarts": self.restarts}
+        require_sound(self.keep, self.ridge, self.tolerance, **counts)
 
     def __call__(self, a: Float[Tensor, "d n"], g0: Float[Tensor, "n k"] | None = None, watch: Watch = lambda _number, _loss: None) -> SparseFactors:
         """Factorises A, in its own precision and on its own device.
@@ -90,8 +84,7 @@ class SparseMF:
             a: float32 or float64.
             g0: where G starts; None draws it (and once more for each restart).
         """
-        if not bool(torch.isfinite(a).all()):
-            raise InputError("the matrix to be factorised holds NaN or infinity")
+        require_finite(a)
         starts = [g0] if g0 is not None else [drawn(a.shape[1], self.rank, self.seed + r) for r in range(self.restarts)]
         found = [_Descent(self, a, start.to(a)).run(watch) for start in starts]
         return min(found, key=lambda factors: factors.loss)

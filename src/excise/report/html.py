@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -130,10 +131,10 @@ def _flat(value: object, path: str = "") -> list[tuple[str, str]]:
 
 
 @cache
-def page_environment() -> jinja2.Environment:
-    """Where the pages' templates are, escaping everything."""
+def page_environment(*more: Path) -> jinja2.Environment:
+    """Where the pages' templates are (``more``: folders that are looked at first), escaping everything."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=jinja2.FileSystemLoader([*more, Path(__file__).parent / "templates"]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=printable,
@@ -142,6 +143,7 @@ def page_environment() -> jinja2.Environment:
     )
     environment.filters["readable"] = names.readable
     environment.filters["phase_name"] = names.phase_name
+    environment.filters["plain"] = lambda value: json.dumps(value, ensure_ascii=False)
     environment.filters["count"] = lambda value: "–" if value is None else f"{value:,.0f}"
     return environment
 

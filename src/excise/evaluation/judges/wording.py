@@ -91,25 +91,28 @@ def _numbers(text: str) -> str:
 
 
 def _dates(text: str, day_first: bool) -> str:
-    def written(year: str | None, month: str, day: str | None) -> str:
-        name = next(m for m in MONTHS if m.startswith(month[:3]))
-        return f" {year or ''} {name} {day or ''} "
+    text = re.sub(r"(?<![\d.])(\d{4})([-/.])(\d{1,2})\2(\d{1,2})(?!\d)", _iso_date, text)
+    text = re.sub(_NUMERIC, lambda m: _numbered_date(m, day_first), text)
+    text = re.sub(rf"\b{_DAY}\s+(?:of\s+)?{_MONTH}(?!\w)(?:\s*,?\s*(?:of\s+)?{_YEAR})?", lambda m: _written(m[3], m[2], m[1]), text)
+    text = re.sub(rf"\b{_MONTH}\s+{_DAY}(?!\w)(?:\s*,?\s*(?:of\s+)?{_YEAR})?", lambda m: _written(m[3], m[1], m[2]), text)
+    return re.sub(rf"\b{_MONTH}\s*,?\s+(?:of\s+)?{_YEAR}", lambda m: _written(m[2], m[1], None), text)
 
-    def numeric(match: re.Match[str]) -> str:
-        first, separator, second, year = match.groups()
-        a, b = int(first), int(second)
-        day, month = (a, b) if b <= 12 and (a > 12 or day_first or separator == ".") else (b, a)
-        return written(year, MONTHS[month - 1], str(day)) if 1 <= month <= 12 and 1 <= day <= 31 else match.group()
 
-    def iso(match: re.Match[str]) -> str:
-        month = int(match[3])
-        return written(match[1], MONTHS[month - 1], match[4]) if 1 <= month <= 12 else match.group()
+def _written(year: str | None, month: str, day: str | None) -> str:
+    name = next(m for m in MONTHS if m.startswith(month[:3]))
+    return f" {year or ''} {name} {day or ''} "
 
-    text = re.sub(r"(?<![\d.])(\d{4})([-/.])(\d{1,2})\2(\d{1,2})(?!\d)", iso, text)
-    text = re.sub(_NUMERIC, numeric, text)
-    text = re.sub(rf"\b{_DAY}\s+(?:of\s+)?{_MONTH}(?!\w)(?:\s*,?\s*(?:of\s+)?{_YEAR})?", lambda m: written(m[3], m[2], m[1]), text)
-    text = re.sub(rf"\b{_MONTH}\s+{_DAY}(?!\w)(?:\s*,?\s*(?:of\s+)?{_YEAR})?", lambda m: written(m[3], m[1], m[2]), text)
-    return re.sub(rf"\b{_MONTH}\s*,?\s+(?:of\s+)?{_YEAR}", lambda m: written(m[2], m[1], None), text)
+
+def _numbered_date(match: re.Match[str], day_first: bool) -> str:
+    first, separator, second, year = match.groups()
+    a, b = int(first), int(second)
+    day, month = (a, b) if b <= 12 and (a > 12 or day_first or separator == ".") else (b, a)
+    return _written(year, MONTHS[month - 1], str(day)) if 1 <= month <= 12 and 1 <= day <= 31 else match.group()
+
+
+def _iso_date(match: re.Match[str]) -> str:
+    month = int(match[3])
+    return _written(match[1], MONTHS[month - 1], match[4]) if 1 <= month <= 12 else match.group()
 
 
 _NUMERIC = r"(?<![\d./-])(\d{1,2})([-/.])(\d{1,2})\2(\d{4})(?!\d)"
