@@ -18,7 +18,7 @@ from excise.errors import InputError
 from excise.evaluation import collect as module
 from excise.evaluation import generate as generation
 from excise.evaluation.collect import Plan, collect, read_records, write_records
-from excise.evaluation.generate import generate, left_padded, stop_ids
+from excise.evaluation.generate import Drawn, generate, left_padded, stop_ids
 from excise.evaluation.records import Record, Records, TextScore
 from excise.subject import Subject, load
 
@@ -468,6 +468,21 @@ def test_the_gradient_norm_is_that_of_the_mean_loss(tiny_llama: Subject) -> None
     assert run(tiny_llama, {"forget": Plan(gradient=True)})["forget"][1].gradient_norm == pytest.approx(found, rel=1e-4)
     assert not frozen.requires_grad
     assert all(p.grad is None for p in tiny_llama.model.parameters())
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.6])
+def test_tokens_are_drawn_as_often_as_the_model_says(top_p: float) -> None:
+    logits = torch.tensor([[2.0, 0.5, -torch.inf, 1.0, -1.0]])
+    wanted = torch.softmax(logits / 2.0, -1)[0]
+    if top_p < 1:  # the likeliest tokens that together reach .6 are 0 and 3
+        wanted = torch.where(torch.tensor([True, False, False, True, False]), wanted, 0.0)
+        wanted = wanted / wanted.sum()
+    torch.manual_seed(0)
+    left = Drawn(2.0, top_p)(torch.zeros(1, 1, dtype=torch.long), logits.expand(20000, 5).contiguous())
+    assert torch.equal(left.isfinite().sum(-1), torch.ones(20000, dtype=torch.long))
+    share = left.isfinite().float().mean(0)
+    assert share[wanted == 0].sum() == 0
+    assert (share - wanted).abs().max() < 4 * 0.5 / 20000**0.5
 
 
 def test_samples_differ_are_reproducible_and_leave_the_random_state_alone(tiny_llama: Subject) -> None:

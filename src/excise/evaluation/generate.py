@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, TopPLogitsWarper
 
 from excise.data.encode import end_of_turn
 from excise.evaluation.plan import ANSWERS_AT_ONCE
@@ -113,11 +113,10 @@ def generate(
     if engine is not None:
         return [_text(subject, said[0], stops) for said in engine(prompts, max_new_tokens, stops, sampling)]
     pad = cast(int, subject.tokenizer.pad_token_id) if subject.tokenizer.pad_token_id is not None else stops[0]
-    settings = GenerationConfig(max_new_tokens=max_new_tokens, num_beams=1, use_cache=True, eos_token_id=list(stops), pad_token_id=pad)
-    if sampling is None:
-        settings.do_sample = False
-    else:
-        settings.do_sample, settings.temperature, settings.top_p, settings.top_k = True, sampling.temperature, sampling.top_p, 0
+    settings = GenerationConfig(
+        max_new_tokens=max_new_tokens, num_beams=1, do_sample=False, use_cache=True, eos_token_id=list(stops), pad_token_id=pad
+    )
+    drawn = [] if sampling is None else [Drawn(sampling.temperature, sampling.top_p)]
     order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     texts = [""] * len(prompts)
     with only(subject.base, settings):
@@ -129,7 +128,7 @@ def generate(
                     input_ids=ids.to(subject.device),
                     attention_mask=mask.to(subject.device),
                     generation_config=settings,
-                    logits_processor=LogitsProcessorList([Finite(rows)]),
+                    logits_processor=LogitsProcessorList([Finite(rows), *drawn]),
                 )
             for row, tokens in zip(rows, cast(Tensor, out)[:, ids.shape[1] :].tolist(), strict=True):
                 texts[row] = _text(subject, tokens, stops)
@@ -173,7 +172,28 @@ class Finite(LogitsProcessor):
         self.rows = rows
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        bad = ~torch.isfinite(scores).all(dim=-1)
+        bad = ~torch.isfinite(torch.stack(torch.aminmax(scores, dim=-1))).all(dim=0)
         if bool(bad.any()):
             raise NotFinite(self.rows[int(bad.nonzero()[0, 0])])
         return scores
+
+
+class Drawn(LogitsProcessor):
+    """Leaves one token of each row, drawn from the prediction by one random number for the row.
+
+    ``torch.multinomial``, which Transformers would take, draws one for every token of the vocabulary: on a CPU a third of the time of
+    sampling from a small model.
+    """
+
+    def __init__(self, temperature: float, top_p: float) -> None:
+        self.temperature = temperature
+        self.nucleus = TopPLogitsWarper(top_p) if top_p < 1 else None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        logits = scores / self.temperature
+        if self.nucleus is not None:
+            logits = self.nucleus(cast(Any, input_ids), cast(Any, logits))
+        reached = torch.softmax(logits.float(), dim=-1).cumsum(dim=-1, dtype=torch.float64)
+        point = torch.rand(len(scores), 1, dtype=torch.float64, device=scores.device) * reached[:, -1:]
+        chosen = torch.searchsorted(reached, point, right=True).clamp_max(scores.shape[-1] - 1)
+        return torch.full_like(scores, -torch.inf).scatter_(-1, chosen, 0.0)

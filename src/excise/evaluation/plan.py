@@ -8,7 +8,7 @@ from excise.data.example import Example
 from excise.data.letters import by_letters
 from excise.errors import InputError
 
-ANSWERS_AT_ONCE = 50
+ANSWERS_AT_ONCE = 100
 """Rows of one batch while generating, unless a setting says otherwise."""
 
 

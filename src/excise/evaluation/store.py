@@ -18,7 +18,7 @@ from excise.files import append_line, read_lines, whole_lines, write_lines
 if TYPE_CHECKING:
     from excise.subject import Subject
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 """Raise it when what a model is asked, or how an answer is computed, changes: what was kept by another version is not read."""
 
 ExampleScores = Mapping[str, Sequence[Mapping[str, float | None]]]

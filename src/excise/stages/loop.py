@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,11 @@ from excise.stages.guard import Vital
 from excise.stages.optimise import float32_masters
 from excise.stages.session import Session
 from excise.stages.state import State
+from excise.stages.working import Working, working_copies
 from excise.subject import Subject, require_trainable_in_full
+
+if TYPE_CHECKING:
+    from excise.stages.train import Train
 
 TOKENS = "tokens"
 """Travels with the losses from process to process."""
@@ -42,12 +46,17 @@ def run_session(session: Session) -> None:
     begun = time.perf_counter()
     checkpoints = Checkpoints(state.checkpoint_folder) if state.checkpoint_folder is not None else None
     saved = checkpoints.newest() if checkpoints is not None and state.resume else None
-    with stage.scope.trainable(state.subject) as whole, float32_masters(_masters(state, whole)), _spread(state, whole) as parameters:
-        loop = Loop(session, parameters, checkpoints)
+    with (
+        stage.scope.trainable(state.subject) as whole,
+        float32_masters(_masters(state, whole)),
+        _spread(state, whole) as parameters,
+        working_copies(state.subject, parameters, _converts(state, stage)) as working,
+    ):
+        loop = Loop(session, working, checkpoints)
         if saved is not None and saved.stage == state.stage_index and saved.step > 0:
             loop.restore(saved)
         loop.run()
-        changed = sum(p.numel() for p in parameters.values())
+        changed = sum(p.numel() for p in loop.trained)
     state.records.append(
         {
             "name": stage.name,
@@ -67,6 +76,11 @@ def _spread(state: State, parameters: dict[str, nn.Parameter]) -> AbstractContex
     return spread(state.subject, parameters) if state.parallel == "shards" and ranks.several() else nullcontext(parameters)
 
 
+def _converts(state: State, stage: Train) -> bool:
+    """Whether weights would be converted to bf16 in every step. Penalties read them, and sharded ones are converted elsewhere."""
+    return state.precision == "bfloat16" and not stage.penalties and not is_spread(state.subject.base)
+
+
 def _masters(state: State, parameters: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
     """What is held in float32 while training: what is trained, and without autocast all that it is multiplied with.
 
@@ -81,12 +95,13 @@ class Loop:
     """The steps of a session."""
 
     session: Session
-    parameters: Mapping[str, nn.Parameter]
+    working: Working
     checkpoints: Checkpoints | None
     step: int = 0
 
     def __post_init__(self) -> None:
         stage, state = self.session.stage, self.session.state
+        self.parameters = self.working.masters
         self.trained = list(self.parameters.values())
         self.spread = is_spread(state.subject.base)
         self.settings = stage.optimiser.resolved(sum(p.numel() for p in state.subject.base.parameters()), state.subject.is_adapter)
@@ -111,6 +126,7 @@ class Loop:
     def restore(self, saved: Loaded) -> None:
         """Goes on from a checkpoint."""
         saved.restore_weights(self.parameters)
+        self.working.refresh()
         saved.restore_training(self.optimiser)
         self.step = saved.step
         self.good_step = saved.notes["good_step"]
@@ -187,6 +203,7 @@ class Loop:
             return
         probe = self._moving_probe() if self.step == 0 and not self.spread else None
         self.optimiser.step()
+        self.working.refresh()
         if probe is not None and torch.equal(probe[0], probe[1].detach().flatten()[: len(probe[0])]) and norm > 0:
             raise InputError(f"{stage.name}: no value moved in the first step: learning rate {rate:g} is too small for this number format")
         self.optimiser.zero_grad(set_to_none=True)
@@ -236,7 +253,8 @@ class Loop:
     def _evaluate(self, evaluate: Callable[[Subject], Mapping[str, Score]]) -> None:
         state, wanted = self.session.state, self.session.stage.keep_best
         state.subject.model.eval()
-        scores = evaluate(state.subject)
+        with self.working.aside():
+            scores = evaluate(state.subject)
         _train_mode(state.subject, self.session.stage.dropout)
         self._write_line({"scores": {name: s.value for name, s in scores.items()}})
         if not wanted:
