@@ -31,6 +31,7 @@ from excise.stages.session import Session
 from excise.stages.state import State
 from excise.stages.surgery import TASK_VECTOR, NegateTaskVector, PruneRanks
 from excise.stages.train import Train
+from excise.stages.working import Working
 from excise.subject import Subject, load
 from excise.weights import Uniform
 
@@ -219,7 +220,7 @@ def test_two_steps_of_the_ascent(world: World, golden: dict[str, Any]) -> None:
     world.start()
     before = {n: p.detach().clone() for n, p in world.subject.model.named_parameters() if "lora_" in n}
     with ASCENT.scope.trainable(world.subject) as parameters:
-        Loop(session, parameters, None).run()
+        Loop(session, Working(masters=parameters), None).run()
     moved = {n: p.detach() - before[n] for n, p in world.subject.model.named_parameters() if "lora_" in n}
     for name, wanted in given["delta_norm"].items():
         found = next(v for n, v in moved.items() if f"{name}." in n)
