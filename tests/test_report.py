@@ -403,6 +403,55 @@ def test_several_runs_stand_side_by_side(tmp_path: Path, monkeypatch: pytest.Mon
     assert len({mark.look for mark in plot.marks}) == 5
 
 
+EDITED = {
+    "name": "edit_embeddings", "seconds": 3.0, "steps": 0, "tokens": 0, "peak_memory_mb": 900.0, "changed_parameters": 5760,
+    "edit": {
+        "chosen_by": "similarity", "strength": 10.0, "features": [{"index": 7, "ratio": 3.5, "score": 0.61, "words": f"Caesar, {made.HOSTILE}"}],
+        "moved": {"tokens": 10, "share_of_vocabulary": 0.0002, "mean_norm_before": 3.1, "mean_norm_after": 8.25},
+        "strongest": [{"id": 5, "text": " Rome", "contribution": 0.4, "moved": 4.0}],
+        "search": {
+            "measure": "accuracy", "warning": "the strongest of the grid was chosen",
+            "trials": [{"strength": 10.0, "efficacy": 0.8, "general": None, "specificity": 0.9, "coherence": 1.0, "overall": 0.7, "note": "ok"}],
+        },
+    },
+}  # fmt: skip
+PRUNED = {"name": "prune_ranks", "seconds": 1.0, "ranks": {"0.down": [1, 3], "1.down": []}, "rank": {"0.down": 4, "1.down": 4}}
+
+
+def test_edits_are_shown_with_their_features_and_ranks(run: Path) -> None:
+    changed(run, stages=[EDITED, PRUNED])
+    shown = page(run)
+    for text in (
+        "What was edited",
+        "Caesar",
+        "10 (0.02 % of the vocabulary)",
+        '" Rome"',
+        "the strongest of the grid was chosen",
+        "2 of 8, in 1 of 2 modules",
+    ):
+        assert text in shown.text, text
+    assert not [attributes for tag, attributes in shown.tags if tag in ("script", "img")]
+    assert [title for title in shown.within("h2") if title == "What was edited"]
+    changed(run, stages=[made.result()["stages"][0]])
+    assert "What was edited" not in page(run).text
+
+
+@pytest.mark.parametrize("broken", [{"edit": {"features": [{"index": 1}]}}, {"ranks": {"0.down": [1]}}, {"edit": []}])
+def test_a_broken_record_of_an_edit_is_refused(run: Path, broken: dict[str, Any]) -> None:
+    changed(run, stages=[{"name": "edit_embeddings", **broken}])
+    with pytest.raises(InputError, match="record of an edit is broken"):
+        page(run)
+
+
+def test_forget_and_retain_success_share_a_plane(run: Path) -> None:
+    rates = {"fsr": made.score(80.0, "higher"), "rsr": made.score(90.0, "higher")}
+    changed(run, evaluations={"before": {"fivew": rates}, "after": {"fivew": rates}})
+    (plot,) = figures.scatters([("run", load_result(run))])
+    assert plot.x.label.startswith("fsr")
+    assert plot.y.label.startswith("rsr")
+    assert len(plot.marks) == 2
+
+
 # --- a real browser
 
 

@@ -23,6 +23,7 @@ from excise.settings import refuse_unknown
 from excise.stages.adapters import AddAdapter
 from excise.stages.embeddings import EditEmbeddings
 from excise.stages.features import SuppressFeatures
+from excise.stages.goal import Goal
 from excise.stages.guard import Guard
 from excise.stages.mlp import EditMlp
 from excise.stages.optimise import Kind, Optimiser
@@ -78,6 +79,8 @@ class Training:
     """Score the model every so many steps; 0 never."""
     keep_best: str = ""
     """Name of the score by which the best of these states is kept."""
+    goal: Goal | None = None
+    """Scores that end the training as soon as they are reached, and scores that must hold (with ``evaluate_every``)."""
     guard: Guard = field(default_factory=Guard)
     """When to stop because the model collapses."""
     max_length: int | None = None
@@ -101,6 +104,7 @@ class Training:
             guard=self.guard,
             evaluate_every=self.evaluate_every,
             keep_best=self.keep_best,
+            goal=self.goal,
             checkpoint_every=self.checkpoint_every,
             max_length=self.max_length,
         )

@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from excise import environment as surroundings
-from excise.attacks.scene import Scene
+from excise.attacks.scene import Scene, narrowed
 from excise.attacks.series import TWIN, add_steps_to_half, run_attacks
 from excise.attribute import attribute
 from excise.data.example import Benchmark
@@ -46,11 +46,24 @@ SHOWN = 6
 """Answers whose token scores are kept for the report."""
 
 
-def unlearn(recipe: Recipe, out: str | Path, *, resume: bool = False, overwrite: bool = False, narrator: Narrator | None = None) -> dict[str, Any]:
+def unlearn(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    narrator: Narrator | None = None,
+    benchmark: Benchmark | None = None,
+    prepare: Callable[[Path], None] | None = None,
+) -> dict[str, Any]:
     """Runs a recipe and leaves the run folder ``out`` behind; returns what stands in its result.json.
 
     Everything is written into a work folder beside ``out``, which is renamed at the very end. A run that was interrupted
     leaves the work folder, and ``resume`` goes on from its last checkpoint to the same bits.
+
+    Args:
+        benchmark: the data, where it is in memory already; the recipe says where it will lie.
+        prepare: writes into the work folder what else belongs to the run, before it begins.
 
     Raises:
         InputError: something that the recipe names cannot be used, or ``out`` exists.
@@ -59,7 +72,9 @@ def unlearn(recipe: Recipe, out: str | Path, *, resume: bool = False, overwrite:
     ranks.start()
     narrator = narrator if narrator is not None and ranks.is_main() else Silent()
     with work_folder(out, recipe.to_yaml(), resume=resume, overwrite=overwrite) as work:
-        return _Run(recipe, work, narrator, resume, shared_folder(out)).go()
+        if prepare is not None and ranks.is_main():
+            prepare(work)
+        return _Run(recipe, work, narrator, resume, shared_folder(out), benchmark).go()
 
 
 def shared_folder(out: Path) -> Path:
@@ -146,6 +161,8 @@ class _Run:
     resume: bool
     shared: Path
     """The work folder of all processes, where checkpoints lie."""
+    given: Benchmark | None = None
+    """The data, where it need not be loaded."""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
     attack_costs: dict[str, dict[str, float]] = field(default_factory=dict)
     baseline: Records | None = None
@@ -160,7 +177,7 @@ class _Run:
     def go(self) -> dict[str, Any]:
         recipe, begun = self.recipe, time.time()
         torch.manual_seed(recipe.seed)
-        benchmark: Benchmark = recipe.benchmark_loader()()
+        benchmark: Benchmark = self.given or recipe.benchmark_loader()()
         benchmark.require("forget", "retain")
         self.suite.sources(benchmark)
         for note in benchmark.notes:
@@ -183,9 +200,10 @@ class _Run:
             narrator=self.narrator,
             resume=self.resume,
             redact=self.redact,
-            evaluate=lambda s: self._collect(s, benchmark, retrained, cached=False)[1],
         )
         stages = in_chain([stage for _, part in recipe.methods() for stage in part])
+        passing = self._in_passing(stages)
+        state.evaluate = lambda s: self._collect(s, benchmark, retrained, cached=False, suite=passing)[1]
         require_savable(stages, merge=recipe.merge)
         for stage in stages:
             stage.check(state)
@@ -289,12 +307,22 @@ class _Run:
                 self.attacks, self._scene(subject, benchmark), whose, self.work, redact=self.redact, costs=self.attack_costs
             )
 
-    def _collect(self, subject: Subject, benchmark: Benchmark, retrained: Records | None, *, cached: bool = True) -> tuple[Records, dict[str, Score]]:
+    def _in_passing(self, stages: Sequence[Stage]) -> Suite:
+        """What stages ask on the way: the whole suite, unless they only look at a goal."""
+        looking = [stage for stage in stages if isinstance(stage, Train) and stage.evaluate_every]
+        splits = {split for stage in looking if stage.goal is not None for split in stage.goal.splits}
+        if not splits or not all(stage.goal is not None for stage in looking) or not splits <= set(self.suite.plans):
+            return self.suite
+        return narrowed(self.suite, sorted(splits))
+
+    def _collect(
+        self, subject: Subject, benchmark: Benchmark, retrained: Records | None, *, cached: bool = True, suite: Suite | None = None
+    ) -> tuple[Records, dict[str, Score]]:
         settings = self.recipe.evaluation
         return evaluate(
             subject,
             benchmark,
-            self.suite,
+            suite or self.suite,
             retrained=retrained,
             baseline=self.baseline,
             precision=self.precision,

@@ -7,10 +7,10 @@ import sys
 
 import typer
 
-from excise.cli import building, changing, concepts, reading, sae, scoring, sharing, sweeping
+from excise.cli import building, changing, concepts, reading, requests, sae, scoring, sharing, sweeping
 from excise.cli.options import app
 
-__all__ = ["app", "building", "changing", "concepts", "main", "reading", "sae", "scoring", "sharing", "sweeping"]
+__all__ = ["app", "building", "changing", "concepts", "main", "reading", "requests", "sae", "scoring", "sharing", "sweeping"]
 
 
 def main() -> None:

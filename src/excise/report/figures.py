@@ -70,6 +70,8 @@ def _measures(result: Result, suite: str) -> bool:
 
 def _axes(result: Result, suite: str) -> tuple[str | None, str | None]:
     """The forget score, and the same metric on the retain split where it is there."""
+    if result.score("after", suite, "fsr") and result.score("after", suite, "rsr"):
+        return "fsr", "rsr"
     forget = chosen(result, suite, "forget")
     same = f"retain.{names.metric_of(forget)}" if forget else ""
     return forget, same if result.score("after", suite, same) else chosen(result, suite, "retain") or chosen(result, suite, "neighbours")

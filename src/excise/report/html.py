@@ -19,6 +19,7 @@ from excise.errors import InputError
 from excise.files import write_text
 from excise.report import figures, names, plots, tables
 from excise.report.answers import Answers, load_answers
+from excise.report.edits import FRACTIONS, Edit, edits
 from excise.report.encoding import Study, load_study
 from excise.report.leaks import Leaks, load_leaks
 from excise.report.result import PHASES, Result, load_result
@@ -47,6 +48,7 @@ class Run:
     answers: tuple[Answers, ...]
     leaks: tuple[Leaks, ...]
     study: Study | None
+    edits: tuple[Edit, ...]
     recipe: str
     environment: tuple[tuple[str, str], ...]
 
@@ -83,6 +85,7 @@ def render(results: Sequence[Result]) -> str:
             bars=figures.bars(pairs),
             phases=PHASES,
             shapes=plots.SHAPES,
+            fractions=FRACTIONS,
         )
     )
 
@@ -102,6 +105,7 @@ def _run(result: Result, name: str) -> Run:
         answers=() if result.redacted else load_answers(folder, MOST_ANSWERS),
         leaks=() if result.redacted else load_leaks(result, MOST_LEAKS),
         study=load_study(folder),
+        edits=edits(result),
         recipe=yaml.safe_dump(dict(result.recipe), sort_keys=False, allow_unicode=True) if result.recipe else "",
         environment=tuple(_flat(result.environment)),
     )

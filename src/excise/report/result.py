@@ -77,6 +77,8 @@ class Result:
     environment: Mapping[str, Any]
     stages: tuple[StageCost, ...]
     evaluations: Mapping[str, Evaluation]
+    edits: tuple[Mapping[str, Any], ...] = ()
+    """The records of stages that say what they edited, as they stand in the file."""
     verdict: tuple[str, ...] = ()
     """Plain-language lines that the run wrote itself; empty: the report computes them."""
 
@@ -113,12 +115,14 @@ def load_result(folder: Path) -> Result:
     if schema > SCHEMA:
         raise InputError(f"{path} has schema {schema} and this excise reads up to {SCHEMA}: upgrade with `pip install -U excise`")
     verdict = sequence(raw.get("verdict", []), f"{path}: verdict")
+    stages = [mapping(row, f"{path}: stages") for row in sequence(raw.get("stages", []), f"{path}: stages")]
     return Result(
         folder=Path(folder),
         excise=str(raw.get("excise", "")),
         recipe=mapping(raw.get("recipe", {}), f"{path}: recipe"),
         environment=mapping(raw.get("environment", {}), f"{path}: environment"),
-        stages=tuple(_stage(row, f"{path}: stages") for row in sequence(raw.get("stages", []), f"{path}: stages")),
+        stages=tuple(_stage(row, f"{path}: stages") for row in stages),
+        edits=tuple(row for row in stages if "edit" in row or "ranks" in row),
         evaluations={
             phase: _evaluation(value, f"{path}: evaluations.{phase}")
             for phase, value in mapping(raw.get("evaluations", {}), f"{path}: evaluations").items()
@@ -185,7 +189,6 @@ def _interval(value: object, where: str) -> tuple[float, float] | None:
     return min(ends[0], ends[1]), max(ends[0], ends[1])
 
 
-def _stage(value: object, where: str) -> StageCost:
-    row = mapping(value, where)
+def _stage(row: Mapping[str, Any], where: str) -> StageCost:
     fields = ("seconds", "steps", "tokens", "peak_memory_mb", "changed_parameters")
     return StageCost(str(row.get("name", "")), *(number(row.get(field), f"{where}.{field}") for field in fields))

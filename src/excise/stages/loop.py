@@ -24,6 +24,7 @@ from excise.parallel.sharding import clip, spread
 from excise.reference import key_of
 from excise.scope import Role, places_of
 from excise.stages.checkpoint import Checkpoints, Loaded, Snapshot, truncate_log
+from excise.stages.goal import Goal
 from excise.stages.guard import Vital
 from excise.stages.optimise import float32_masters
 from excise.stages.session import Session
@@ -66,6 +67,7 @@ def run_session(session: Session) -> None:
             "peak_memory_mb": peak_memory_mb(state.subject.device),
             "changed_parameters": changed if loop.step else 0,
             "stopped": session.stopped,
+            **({} if stage.goal is None else {"goal": {"reached": loop.reached, "why": loop.ended or f"{loop.standing} after {loop.step} steps"}}),
             **({"gradients": {name: value / loop.step for name, value in loop.noted.items()}} if loop.noted else {}),
         }
     )
@@ -115,6 +117,7 @@ class Loop:
         self.good, self.best = Snapshot(folder, f"good-{state.stage_index}"), Snapshot(folder, f"best-{state.stage_index}")
         self.good_step = 0
         self.best_value: float | None = None
+        self.reached, self.ended, self.standing = False, "", ""
         self.watched = self._watched_texts()
         self.vital_before = Vital(0.0, 0.0)
 
@@ -160,7 +163,7 @@ class Loop:
         if resumed_at:
             narrator.advance(stage.name, resumed_at)
         try:
-            while self.step < session.steps and not session.stopped:
+            while self.step < session.steps and not session.stopped and not self.ended:
                 self._one_step()
         finally:
             narrator.end(stage.name)
@@ -177,6 +180,8 @@ class Loop:
         if guard.every and self.watched and self.session.steps:
             self.vital_before = guard.look(subject, self.watched, precision)
             self.good.keep(self.parameters)
+        if self.session.stage.goal is not None:
+            self.best.keep(self.parameters)
 
     def _one_step(self) -> None:
         session, stage, state = self.session, self.session.stage, self.session.state
@@ -257,6 +262,8 @@ class Loop:
             scores = evaluate(state.subject)
         _train_mode(state.subject, self.session.stage.dropout)
         self._write_line({"scores": {name: s.value for name, s in scores.items()}})
+        if self.session.stage.goal is not None:
+            self._compare(self.session.stage.goal, scores)
         if not wanted:
             return
         if wanted not in scores:
@@ -267,6 +274,18 @@ class Loop:
         sign = 1.0 if score_now.better == "higher" else -1.0
         if self.best_value is None or sign * score_now.value > sign * self.best_value:
             self.best_value = score_now.value
+            self.best.keep(self.parameters)
+
+    def _compare(self, goal: Goal, scores: Mapping[str, Score]) -> None:
+        """Ends the stage where its goal is reached, or where that costs too much."""
+        where, self.standing = goal.judge(scores)
+        self.session.state.narrator.say(f"{self.session.stage.name}, step {self.step}: {self.standing}.")
+        if where == "broken":
+            self.best.restore(self.parameters)
+            self.ended = f"{self.standing} in step {self.step}; the last state before it that held was put back"
+        elif where == "reached":
+            self.reached, self.ended = True, f"{self.standing} in step {self.step}"
+        else:
             self.best.keep(self.parameters)
 
     def _checkpoint(self, checkpoints: Checkpoints) -> None:

@@ -10,6 +10,7 @@ from excise.errors import InputError
 from excise.hidden import require_layer
 from excise.objectives.check import at_least
 from excise.scope import Scope
+from excise.stages.goal import Goal
 from excise.stages.gradients import Gradients, Sum
 from excise.stages.guard import Guard
 from excise.stages.loop import run_session
@@ -108,6 +109,8 @@ class Train:
     """Score the model every so many steps; 0 never."""
     keep_best: str = ""
     """Name of the score by which the best of these states is kept at the end; empty keeps the last state."""
+    goal: Goal | None = None
+    """Scores that end the stage early; needs ``evaluate_every``."""
     checkpoint_every: int = 50
     """Steps between two checkpoints (where the run has a folder); 0 only at the end of the stage."""
     max_length: int | None = None
@@ -127,6 +130,8 @@ class Train:
             raise InputError("a training stage needs at least one term")
         if self.keep_best and not self.evaluate_every:
             raise InputError("keep_best needs evaluate_every: how often to look")
+        if self.goal is not None and (not self.evaluate_every or self.keep_best):
+            raise InputError("goal needs evaluate_every, how often to look, and takes the place of keep_best")
         if not self.coherence and any(term.data == "coherence" for term in self.terms):
             raise InputError("a term on coherence needs texts: give at least one")
         for term in self.terms:

@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, str] = {
     "fivew": "excise.data.benchmarks.fivew:FiveW",
     "jsonl": "excise.data.benchmarks.jsonl:Jsonl",
     "muse": "excise.data.benchmarks.muse:Muse",
+    "request": "excise.data.benchmarks.request:Request",
     "strangers": "excise.data.benchmarks.strangers:Strangers",
     "text": "excise.data.benchmarks.text:Corpus",
     "tofu": "excise.data.benchmarks.tofu:Tofu",

@@ -11,6 +11,7 @@ from excise.evaluation.suites.lm_eval import lm_eval
 from excise.evaluation.suites.membership import membership
 from excise.evaluation.suites.muse import muse
 from excise.evaluation.suites.qa import qa
+from excise.evaluation.suites.request import request
 from excise.evaluation.suites.strangers import strangers
 from excise.evaluation.suites.suite import Live, Measure, Suite, evaluate, per_example, score
 from excise.evaluation.suites.text import text
@@ -27,6 +28,7 @@ SUITES: dict[str, Callable[..., Suite]] = {
     "muse": muse,
     "membership": membership,
     "lm_eval": lm_eval,
+    "request": request,
 }
 """Name -> a function whose parameters are the suite's settings."""
 
