@@ -14,12 +14,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
 import naive
-from conftest import Kind, logits, refused, tiny
+from conftest import Kind, adapted, logits, refused, tiny
 from contract_world import small_benchmark, small_subject, with_adapter
 from excise.data.batches import Paired, PerSample
 from excise.data.encode import encode
 from excise.errors import InputError
-from excise.lora import Factors, factors_of, to_singular_basis
+from excise.lora import Factors, factors_of, folded, to_singular_basis
 from excise.objectives import KL, Ascent, TaskVectorCosine
 from excise.recipe import build_methods
 from excise.run import run_stages
@@ -649,3 +649,53 @@ def test_a_recipe_with_an_adapter_is_checked_without_reading_weights(tmp_path: P
     drawn_model = outline(str(tmp_path / "adapter"))
     assert {f.rank for f in factors_of(drawn_model)} == {4}
     assert all(p.is_meta for p in drawn_model.model.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folded_adapter_says_the_same_and_leaves_every_bit(kind: Kind) -> None:
+    subject = adapted(tiny(kind))
+    with torch.no_grad():
+        for name, parameter in subject.model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(len(name)))
+    ids = torch.arange(12)[None]
+    before = {name: p.detach().clone() for name, p in subject.model.named_parameters()}
+    with torch.no_grad():
+        plain = subject.model(input_ids=ids).logits
+        seen: list[Tensor] = []
+
+        def look() -> None:
+            with folded(subject):
+                name = next(n for n in before if "base_layer.weight" in n)
+                assert not torch.equal(dict(subject.model.named_parameters())[name], before[name])
+                seen.append(subject.model(input_ids=ids).logits)
+                raise KeyError("x")
+
+        with pytest.raises(KeyError):
+            look()
+        (inside,) = seen
+        assert torch.allclose(inside, plain, atol=1e-4 * float(plain.abs().max()))
+        assert torch.equal(subject.model(input_ids=ids).logits, plain)
+        with cast(PeftModel, subject.model).disable_adapter():
+            off = subject.model(input_ids=ids).logits
+            with folded(subject):
+                assert torch.equal(subject.model(input_ids=ids).logits, off)
+    assert not torch.allclose(off, plain)
+    assert all(torch.equal(p, before[name]) for name, p in subject.model.named_parameters())
+
+
+def test_autocast_sees_the_folded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = adapted(tiny("llama"))
+    with torch.no_grad():
+        for factors in factors_of(subject):
+            factors.b.fill_(0.5)
+    for parameter in subject.model.parameters():
+        parameter.requires_grad_(True)  # what autocast keeps conversions of
+    ids = torch.arange(12)[None]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        plain = subject.model(input_ids=ids).logits
+        with folded(subject):
+            inside = subject.model(input_ids=ids).logits
+        again = subject.model(input_ids=ids).logits
+    assert torch.equal(plain, again)
+    assert torch.allclose(inside, plain, atol=0.05 * float(plain.abs().max()))

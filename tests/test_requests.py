@@ -145,6 +145,25 @@ def test_training_ends_with_the_goal_or_goes_back_to_what_held(held: list[float]
     assert state.records[-1]["goal"]["reached"] is reached
 
 
+def test_training_goes_back_and_on_at_half_the_rate(tmp_path: Path) -> None:
+    told = iter([0.9, 0.4, 0.9, 0.4])
+    stage = Train(
+        (*TERMS,),
+        steps=9,
+        evaluate_every=1,
+        guard=Guard(every=0),
+        optimiser=Optimiser(lr=1e-3, warmup=0.0, schedule="constant"),
+        goal=Goal({"forget.p": 0.1}, {"kept.p": 0.5}, patience=1),
+    )
+    state = State(tiny("llama"), eight(), folder=tmp_path, evaluate=lambda _: scores(forget__p=0.5, kept__p=next(told)))
+    stage.prepare(state)
+    stage(state)
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    assert [row["learning_rate"] for row in rows if "learning_rate" in row] == [1e-3, 1e-3, 5e-4, 5e-4]
+    assert state.records[-1]["steps"] == 4
+    assert not state.records[-1]["goal"]["reached"]
+
+
 def test_a_goal_that_breaks_at_once_leaves_the_model_as_it_was() -> None:
     subject = tiny("llama")
     before = subject.fingerprint()

@@ -81,7 +81,7 @@ class Size:
 
 
 FULL = Size({"forget_people": 4, "retain_people": 16, "holdout_people": 2, "questions": 60}, ATTACKS)
-QUICK = Size({"forget_people": 2, "retain_people": 6, "holdout_people": 1, "questions": 20}, FIRST_ATTACKS)
+QUICK = Size({"forget_people": 2, "retain_people": 4, "holdout_people": 1, "questions": 20}, FIRST_ATTACKS)
 
 
 def taught(size: Size, narrator: Narrator, seed: int = 0) -> Path:

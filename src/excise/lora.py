@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float
@@ -166,3 +166,35 @@ def asking_for_gradients(subject: Subject, parameters: Sequence[nn.Parameter]) -
         for parameter in subject.model.parameters():
             parameter.requires_grad_(False)
             parameter.grad = None
+
+
+@contextmanager
+def folded(subject: Subject) -> Iterator[None]:
+    """A LoRA adapter's change added to the weights below it during the block, where it can be; afterwards every bit is as before.
+
+    Writing answers token by token takes half as long then: an adapter's own products are many and small.
+    """
+    changes = _changes(subject)
+    taken = [(layer.base_layer.weight, layer.base_layer.weight.data) for layer, _ in changes]
+    try:
+        with torch.no_grad():
+            for (weight, own), (layer, factors) in zip(taken, changes, strict=True):
+                weight.data = (own.float() + factors.scaling * (factors.b.float() @ factors.a.float())).to(own.dtype)
+                layer._disable_adapters = True
+        torch.clear_autocast_cache()  # which knows a weight by its place, whatever it holds
+        yield
+    finally:
+        for (weight, own), (layer, _) in zip(taken, changes, strict=True):
+            weight.data, layer._disable_adapters = own, False
+        torch.clear_autocast_cache()
+
+
+def _changes(subject: Subject) -> list[tuple[Any, Factors]]:
+    """The layers of an adapter with their factors; none where one of them is of a kind that cannot be added to the weight below it."""
+    if not subject.is_adapter or subject.quantised:
+        return []
+    with suppress(InputError):
+        found = [(cast(Any, subject.model.get_submodule(factors.module)), factors) for factors in factors_of(subject)]
+        if all(type(layer.base_layer) is nn.Linear and not layer.disable_adapters and layer.lora_B[f.adapter].bias is None for layer, f in found):
+            return found
+    return []

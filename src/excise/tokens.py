@@ -541,6 +541,24 @@ def autocast(precision: Literal["float32", "bfloat16"], device: torch.device) ->
     return torch.autocast(device.type, torch.bfloat16)
 
 
+@contextmanager
+def reading(subject: Subject, precision: Literal["float32", "bfloat16"]) -> Iterator[None]:
+    """Every module in eval mode, no gradients, and the weights converted to bf16 once for the whole block instead of in every pass.
+
+    Autocast keeps a converted weight as long as its outermost block lasts, and only of a parameter that asks for gradients.
+    Afterwards everything is as it was.
+    """
+    flags = [(p, p.requires_grad) for p in subject.model.parameters() if p.is_floating_point()]
+    try:
+        for parameter, _ in flags:
+            parameter.requires_grad_(True)
+        with evaluating(subject.model), torch.no_grad(), autocast(precision, subject.device):
+            yield
+    finally:
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+
+
 def buckets(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Groups lines of similar length so that each group, padded or packed, holds at most ``max_tokens`` tokens.
 

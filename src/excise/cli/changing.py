@@ -17,7 +17,9 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", envvar="EXCISE_DEMO_QUICK", help="Fewer people: a first look in a few minutes.")] = False,
     out: Annotated[Optional[Path], typer.Option(help="Run folder; without it a new one runs/demo-<method>-<n>.")] = None,  # noqa: UP045
     seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
-    attacks: Annotated[bool, typer.Option("--attacks/--no-attacks", help="Whether to try to bring the knowledge back.")] = True,
+    attacks: Annotated[
+        bool, typer.Option("--attacks/--no-attacks", envvar="EXCISE_DEMO_ATTACKS", help="Whether to try to bring the knowledge back.")
+    ] = True,
     menu: Menu = True,
 ) -> None:
     """Teach a small real model invented people, make it forget some of them, and write a report. Offline."""

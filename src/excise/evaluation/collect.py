@@ -11,8 +11,7 @@ very same numbers as the whole, and a batch that is finished is kept (``store.Jo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -38,10 +37,10 @@ from excise.tokens import (
     can_share,
     collate,
     collate_shared,
-    evaluating,
     features_of,
     layout_of,
     output_head,
+    reading,
     resolve_precision,
     score,
 )
@@ -103,7 +102,7 @@ def collect(
     can_share(subject)
     chosen = {split: benchmark.split(split)[:limit] for split in plans}
     apart = ranks.several() and not is_spread(subject.base)  # spread weights need all processes for every text
-    with _evaluating(subject, resolved):
+    with reading(subject, resolved):
         found = {split: run.split(split, plan, ranks.own_stretch(chosen[split]) if apart else chosen[split]) for split, plan in plans.items()}
     return {split: _gathered(rows) for split, rows in found.items()} if apart else found
 
@@ -126,7 +125,7 @@ def likelihoods(
     examples = [Example(f"question {i}", question, answer) for i, (question, answer) in enumerate(asked)]
     layout_of(subject)
     can_share(subject)
-    with _evaluating(subject, resolved):
+    with reading(subject, resolved):
         records = run.split("asked", Plan(), examples)
     return {pair: cast(TextScore, record.true) for pair, record in zip(asked, records, strict=True)}
 
@@ -412,21 +411,3 @@ def _not_finite(subject: Subject, split: str, id: str) -> InputError:
         f"{subject.source}: the model predicts NaN or infinity (split {split!r}, example {id!r}): "
         "it has collapsed, or its precision overflows (try precision=float32)"
     )
-
-
-@contextmanager
-def _evaluating(subject: Subject, precision: Literal["float32", "bfloat16"]) -> Iterator[None]:
-    """Every module in eval mode, no gradients, and the weights converted to bf16 once for the whole block instead of in every pass.
-
-    Autocast keeps a converted weight as long as its outermost block lasts, and only of a parameter that asks for gradients.
-    Afterwards everything is as it was.
-    """
-    flags = [(p, p.requires_grad) for p in subject.model.parameters() if p.is_floating_point()]
-    try:
-        for parameter, _ in flags:
-            parameter.requires_grad_(True)
-        with evaluating(subject.model), torch.no_grad(), autocast(precision, subject.device):
-            yield
-    finally:
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)

@@ -13,7 +13,8 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from excise.data.encode import end_of_turn
 from excise.evaluation.plan import ANSWERS_AT_ONCE
-from excise.tokens import autocast
+from excise.lora import folded
+from excise.tokens import reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -119,17 +120,16 @@ def generate(
     drawn = [] if sampling is None else [Drawn(sampling.temperature, sampling.top_p)]
     order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     texts = [""] * len(prompts)
-    with only(subject.base, settings):
+    with only(subject.base, settings), folded(subject), reading(subject, precision):
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
             ids, mask = left_padded([prompts[i] for i in rows], pad)
-            with autocast(precision, subject.device):
-                out = cast(Any, subject.base).generate(
-                    input_ids=ids.to(subject.device),
-                    attention_mask=mask.to(subject.device),
-                    generation_config=settings,
-                    logits_processor=LogitsProcessorList([Finite(rows), *drawn]),
-                )
+            out = cast(Any, subject.base).generate(
+                input_ids=ids.to(subject.device),
+                attention_mask=mask.to(subject.device),
+                generation_config=settings,
+                logits_processor=LogitsProcessorList([Finite(rows), *drawn]),
+            )
             for row, tokens in zip(rows, cast(Tensor, out)[:, ids.shape[1] :].tolist(), strict=True):
                 texts[row] = _text(subject, tokens, stops)
             if progress is not None:

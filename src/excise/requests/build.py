@@ -184,14 +184,11 @@ class _Builder:
         if not self.asked.subject:
             return [names[n] for names in kinds.values() for n in (0, 1)]
         subject = self.asked.subject.strip()
-        stranger = renamed(subject, dict.fromkeys(self._names([]), "Zelvoria"))
-        rows = tuple(
-            Example(str(n), f"What kind of thing is {name}?", "?", options=tuple(kinds), gold=0) for n, name in enumerate((subject, stranger))
-        )
-        found = collect(self.model, Benchmark("kinds", {"kinds": rows}), {"kinds": Plan(true=False, options=True)}, precision=self.precision)["kinds"]
-        gains = [here.mean_logp - there.mean_logp for here, there in zip(found[0].options, found[1].options, strict=True)]
-        kind = list(kinds)[gains.index(max(gains))]
-        self.how.append(f"kind: {subject} is taken for {kind}")
+        lists = tuple(Example(str(n), f"{', '.join(names[:8])},", f" {subject}", bare=True) for n, names in enumerate(kinds.values()))
+        found = collect(self.model, Benchmark("kinds", {"kinds": lists}), {"kinds": Plan()}, precision=self.precision)["kinds"]
+        fits = [0.0 if record.true is None else record.true.mean_logp for record in found]
+        kind = list(kinds)[fits.index(max(fits))]
+        self.how.append(f"kind: {subject} is taken for {kind}: it goes best with {_listed(kinds[kind], 3)}")
         return [name for name in kinds[kind] if name.casefold() not in subject.casefold() and subject.casefold() not in name.casefold()]
 
     def _answered(self, split: str, prompts: Sequence[str], group: str = "", sampled: bool = False) -> list[Example]:

@@ -23,6 +23,7 @@ from excise.files import cache_folder, read_json, write_json
 from excise.recipe import Recipe
 from excise.requests.build import Asked, Built, build
 from excise.run import narrated, unlearn
+from excise.stages.optimise import default_rate
 from excise.stages.state import Narrator, Silent
 from excise.subject import ModelSpec, load
 
@@ -185,14 +186,15 @@ def _recipe(
     method: dict[str, Any] = {
         **_by_tokens(built),
         "retain": "kl",
-        "retain_scale": 1.0,
+        "retain_scale": 2.0,
+        "lr": 0.5 * default_rate(sum(p.numel() for p in subject.base.parameters()), adapter=True),
         "epochs": settings.epochs,
         "batch": batch,
-        "retain_batch": 12,
+        "retain_batch": 8,
         "schedule": "constant",
         "warmup": 0.0,
         "evaluate_every": max(1, per_epoch),
-        "goal": {"at_most": dict(levels), "at_least": dict(floors)},
+        "goal": {"at_most": dict(levels), "at_least": dict(floors), "patience": 3},
         "checkpoint_every": 0,
         "max_length": 512,
         **({} if subject.is_adapter else {"lora": {"r": 16, "alpha": 32}}),

@@ -8,6 +8,7 @@ from typing import Literal
 
 from excise.errors import InputError
 from excise.evaluation.score import Score
+from excise.objectives.check import at_least
 
 Verdict = Literal["reached", "held", "broken"]
 
@@ -17,17 +18,21 @@ class Goal:
     """Bounds on scores, looked at with every evaluation on the way (``evaluate_every``).
 
     Training ends as soon as every score of ``at_most`` has come down to its bound. Where a score of ``at_least`` falls below its own,
-    training ends too, and the last state in which all of them held is put back.
+    the last state in which all of them held is put back, and training goes on from there at half the learning rate, as often as
+    ``patience`` says; then it ends.
     """
 
     at_most: Mapping[str, float] = field(default_factory=dict)
     """Score -> what it must come down to."""
     at_least: Mapping[str, float] = field(default_factory=dict)
     """Score -> what it must not fall below."""
+    patience: int = 0
+    """How often training goes back and on at half the rate."""
 
     def __post_init__(self) -> None:
         if not self.at_most:
             raise InputError("goal.at_most is empty: give at least one score and what it must come down to")
+        at_least("goal.patience", self.patience, 0)
 
     @property
     def splits(self) -> frozenset[str]:

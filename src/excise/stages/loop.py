@@ -117,7 +117,7 @@ class Loop:
         self.good, self.best = Snapshot(folder, f"good-{state.stage_index}"), Snapshot(folder, f"best-{state.stage_index}")
         self.good_step = 0
         self.best_value: float | None = None
-        self.reached, self.ended, self.standing = False, "", ""
+        self.reached, self.ended, self.standing, self.returns = False, "", "", 0
         self.watched = self._watched_texts()
         self.vital_before = Vital(0.0, 0.0)
 
@@ -141,6 +141,7 @@ class Loop:
         self.best_value = saved.notes["best_value"]
         self.session.tokens = saved.notes["tokens"]
         self.noted = dict(saved.notes["noted"])
+        self.returns = saved.notes["returns"]
         self.vital_before = Vital(**saved.notes["vital_before"])
         for name, tensor in saved.kept().items():
             index, row = map(int, name.split("."))
@@ -190,7 +191,7 @@ class Loop:
             for index, weigher in session.weighers.items():
                 if weigher.refresh == "epoch":
                     session.remember_weights(session.terms[index], weigher)
-        rate = self.settings.rate(self.step, session.steps)
+        rate = self.settings.rate(self.step, session.steps) * 0.5**self.returns
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group.get("factor", 1.0)
         draw = session.draw(self.step)
@@ -260,10 +261,11 @@ class Loop:
         state.subject.model.eval()
         with self.working.aside():
             scores = evaluate(state.subject)
-        _train_mode(state.subject, self.session.stage.dropout)
-        self._write_line({"scores": {name: s.value for name, s in scores.items()}})
         if self.session.stage.goal is not None:
             self._compare(self.session.stage.goal, scores)
+            self.working.refresh()
+        _train_mode(state.subject, self.session.stage.dropout)
+        self._write_line({"scores": {name: s.value for name, s in scores.items()}})
         if not wanted:
             return
         if wanted not in scores:
@@ -282,7 +284,10 @@ class Loop:
         self.session.state.narrator.say(f"{self.session.stage.name}, step {self.step}: {self.standing}.")
         if where == "broken":
             self.best.restore(self.parameters)
-            self.ended = f"{self.standing} in step {self.step}; the last state before it that held was put back"
+            self.optimiser.state.clear()
+            self.returns += 1
+            if self.returns > goal.patience:
+                self.ended = f"{self.standing} in step {self.step}; the last state before it that held was put back"
         elif where == "reached":
             self.reached, self.ended = True, f"{self.standing} in step {self.step}"
         else:
@@ -300,6 +305,7 @@ class Loop:
             "best_value": self.best_value,
             "tokens": session.tokens,
             "noted": self.noted,
+            "returns": self.returns,
             "vital_before": asdict(self.vital_before),
         }
         checkpoints.write(session.state.stage_index, self.step, self.parameters, self.optimiser, kept, notes)
