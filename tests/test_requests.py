@@ -15,13 +15,14 @@ import learning
 from conftest import refused, tiny
 from excise.data.benchmarks.request import Request, write
 from excise.data.example import Benchmark, Example
+from excise.data.invented import invented
 from excise.evaluation.score import Score
 from excise.recipe import Recipe
 from excise.requests import forget as module
 from excise.requests.build import Asked, build, shipped
 from excise.requests.forget import Settings, bounds, forget, load_record, outcome, request_id, sentence
 from excise.requests.ledger import Ledger, drift, holds, table
-from excise.requests.names import control, invented, name_words, renamed
+from excise.requests.names import control, name_words, renamed
 from excise.saving import save
 from excise.stages.goal import Goal
 from excise.stages.guard import Guard

@@ -22,7 +22,7 @@ from excise.data.example import Example
 from excise.data.nouns import Nouns
 from excise.errors import InputError
 from excise.reference import key_of
-from excise.stages.views import Views, Weigher, contrast_logp
+from excise.stages.views import Views, Weigher, contrast_logp, name_pieces
 from excise.subject import Subject
 from excise.tokens import Scored, collate, score
 from excise.view import View
@@ -158,21 +158,26 @@ def test_without_nouns_the_score_is_entropy_alone(tiny_llama: Subject) -> None:
     torch.testing.assert_close(weight.phi(view), 0.3 * (h - h.min()) / (h.max() - h.min()))
 
 
-@pytest.mark.parametrize("mask", ["attention", "token"])
-def test_delta_is_the_shift_under_a_masked_prompt(mask: Literal["attention", "token"], tiny_subject: Subject) -> None:
-    weight = Attribution(nouns=WORDS, mask=mask)
+@pytest.mark.parametrize("hide", ["prompt", "mentions"])
+@pytest.mark.parametrize("mask", ["attention", "token", "names"])
+def test_delta_is_the_shift_under_a_masked_prompt(
+    mask: Literal["attention", "token", "names"], hide: Literal["prompt", "mentions"], tiny_subject: Subject
+) -> None:
+    weight = Attribution(nouns=WORDS, mask=mask, hide=hide)
     texts = encoded(tiny_subject, RIVER, OPEN)
     views = Views(tiny_subject, "float32", masking=weight.masking)
     view = views.of(texts)
     with torch.no_grad():
         for text, delta in zip(texts, view.model.split(weight.delta(view)), strict=True):
-            hide = weight.masking.hidden(text)
+            hidden = weight.masking.hidden(text)
             ids = torch.tensor([text.ids])
             masked_ids, attention = ids.clone(), torch.ones_like(ids)
             if mask == "token":
-                masked_ids[0, hide] = cast(int, tiny_subject.tokenizer.pad_token_id)
+                masked_ids[0, hidden] = cast(int, tiny_subject.tokenizer.pad_token_id)
+            elif mask == "names":
+                masked_ids[0, hidden] = torch.tensor(weight.masking.stand_ins(text, name_pieces(tiny_subject.tokenizer)), dtype=torch.long)
             else:
-                attention[0, hide] = 0
+                attention[0, hidden] = 0
             ask: Any = tiny_subject.model
             asked = ((ids, torch.ones_like(ids)), (masked_ids, attention))
             now, then = (ask(input_ids=i, attention_mask=m, use_cache=False).logits[0, text.start - 1 : -1].double().numpy() for i, m in asked)
@@ -180,6 +185,23 @@ def test_delta_is_the_shift_under_a_masked_prompt(mask: Literal["attention", "to
             assert delta.tolist() == pytest.approx(expected, rel=1e-3, abs=2e-4)
     first = view.model.split(weight.delta(view))[0]
     assert float(first.max()) > 1e-2
+
+
+def test_stand_ins_are_pieces_of_names_and_the_same_for_the_same_token(tiny_llama: Subject) -> None:
+    masking = Masking(WORDS, mask="names", hide="mentions")
+    (text,) = encoded(tiny_llama, RIVER)
+    pool = name_pieces(tiny_llama.tokenizer)
+    hidden, pieces = masking.hidden(text), masking.stand_ins(text, pool)
+    assert len(pieces) == len(hidden) > len({text.ids[i] for i in hidden}) > 0
+    assert len({(text.ids[i], piece) for i, piece in zip(hidden, pieces, strict=True)}) == len({text.ids[i] for i in hidden})
+    assert set(pieces) <= set(pool) - {text.ids[i] for i in hidden}
+    assert pieces == masking.stand_ins(text, pool)
+
+
+def test_only_proper_names_count_where_asked_for() -> None:
+    question = "Where did Anna Brandt open the bakery?"
+    assert [question[a:b] for a, b in Nouns(names_only=True)(question)] == ["Anna", "Brandt"]
+    assert "bakery" in [question[a:b] for a, b in Nouns()(question)]
 
 
 def test_a_chosen_mask_token_must_be_a_single_one(tiny_llama: Subject) -> None:

@@ -225,7 +225,7 @@ def collate(
     texts: Sequence[Encoded],
     layout: Literal["packed", "padded"] = "packed",
     hide: Sequence[Sequence[int]] | None = None,
-    replace: int | None = None,
+    replace: int | Sequence[Sequence[int]] | None = None,
 ) -> Batch:
     """Puts encoded texts into one batch.
 
@@ -235,13 +235,14 @@ def collate(
         hide: for each text, indices of tokens that no token may attend to (positions stay). Needs ``padded``,
             unless ``replace`` is given. The first token of a text is never hidden: it is the attention sink, and
             a token with nothing to attend to has no defined output.
-        replace: put this token in place of the hidden ones instead of masking them.
+        replace: put this token, or for each text one for each of its hidden tokens, in place of them instead of masking them.
     """
     ids = [list(text.ids) for text in texts]
     if hide is not None and replace is not None:
-        for tokens, hidden in zip(ids, hide, strict=True):
-            for i in hidden:
-                tokens[i] = replace if i > 0 else tokens[i]
+        others = [[replace] * len(hidden) for hidden in hide] if isinstance(replace, int) else replace
+        for tokens, hidden, pieces in zip(ids, hide, others, strict=True):
+            for i, piece in zip(hidden, pieces, strict=True):
+                tokens[i] = piece if i > 0 else tokens[i]
         hide = None
     if hide is not None and layout == "packed":
         raise ValueError("hiding tokens by attention needs the padded layout")

@@ -23,6 +23,8 @@ class Nouns:
     """A spaCy pipeline, by the name of its package or a folder; any language."""
     numbers: bool = False
     """Count numbers and dates as well."""
+    names_only: bool = False
+    """Count proper names only, no common nouns."""
     words: tuple[str, ...] = ()
     """Where given, exactly these words are looked for (ignoring case) and no pipeline is needed."""
 
@@ -30,12 +32,12 @@ class Nouns:
         """Character ranges [start, end) in ``text``, in order."""
         if self.words:
             return _occurrences(text, self.words)
-        return _tagged(self.pipeline, self.numbers, text)
+        return _tagged(self.pipeline, self.numbers, self.names_only, text)
 
 
 @cache
-def _tagged(pipeline: str, numbers: bool, text: str) -> tuple[Range, ...]:
-    wanted = {"NOUN", "PROPN"} | ({"NUM"} if numbers else set())
+def _tagged(pipeline: str, numbers: bool, names_only: bool, text: str) -> tuple[Range, ...]:
+    wanted = {"PROPN"} | (set() if names_only else {"NOUN"}) | ({"NUM"} if numbers else set())
     return tuple((word.idx, word.idx + len(word)) for word in load_pipeline(pipeline)(text) if word.pos_ in wanted)
 
 

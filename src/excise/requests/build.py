@@ -17,6 +17,7 @@ from excise.data.benchmarks.text import cut, read_documents
 from excise.data.concept_sets import NEUTRAL, SHIPPED
 from excise.data.encode import encode_prompt
 from excise.data.example import Benchmark, Example
+from excise.data.invented import invented
 from excise.data.tables import read_rows
 from excise.errors import InputError
 from excise.evaluation.collect import Progress, collect
@@ -24,7 +25,7 @@ from excise.evaluation.generate import Sampling, generate, sample
 from excise.evaluation.metrics.fluency import is_degenerate
 from excise.evaluation.plan import Plan
 from excise.files import read_json
-from excise.requests.names import ORDINARY, STOP_WORDS, control, invented, name_words, renamed
+from excise.requests.names import ORDINARY, STOP_WORDS, control, name_words, renamed
 
 if TYPE_CHECKING:
     from excise.subject import Subject

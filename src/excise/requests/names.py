@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from excise.data.example import Example
 from excise.evaluation.metrics.facts import STOP_WORDS
@@ -16,9 +15,6 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\w+", text))
 
 
-STARTS = _listed("Bel Cor Dal El Fen Gar Hal Is Jor Kel Lor Mar Nev Or Pel Quor Ral Sel Tor Ul Var Wes Yor Zel")
-MIDDLES = _listed("a e i o u an en in or el ar il")
-ENDS = _listed("bek dran fell gast holm jen kova lith mond nath pry rusk sten tova vane wick xen yard zor")
 WORD = re.compile(r"[A-Z][\w'’-]*\w")
 RUN = re.compile(rf"{WORD.pattern}(?:\s+(?:(?:of|the|de|la|van|von|der|da|di|bin|al)\s+)*{WORD.pattern})*")
 ORDINARY = frozenset(
@@ -30,19 +26,6 @@ ORDINARY = frozenset(
     )
 )
 """Capitalised words that name nothing by themselves; they stay where a name is replaced."""
-
-
-def invented(count: int, avoid: Iterable[str], seed: int = 0) -> list[str]:
-    """Words that look like names and are none of ``avoid``."""
-    taken = {word.casefold() for word in avoid}
-    draw = random.Random(seed)
-    found: list[str] = []
-    while len(found) < count:
-        name = draw.choice(STARTS) + draw.choice(MIDDLES) + draw.choice(ENDS)
-        if name.casefold() not in taken:
-            taken.add(name.casefold())
-            found.append(name)
-    return found
 
 
 def name_words(texts: Sequence[str]) -> list[str]:

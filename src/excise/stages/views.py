@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from excise.data.encode import Encoded
+from excise.data.invented import invented
 from excise.errors import InputError
 from excise.reference import Key, Needs, Reference, key_of
 from excise.tokens import Scored, autocast, buckets, collate, layout_of, score
@@ -19,6 +20,8 @@ from excise.view import View, Weight
 from excise.weights.masking import Masking
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from excise.subject import Subject
 
 
@@ -104,13 +107,20 @@ class Views:
         masking = self.masking
         assert masking is not None
         hidden = [masking.hidden(text) for text in texts]
-        replace = self._mask_id(masking) if masking.mask == "token" else None
+        replace = self._replacement(masking, texts)
         layout = layout_of(self.subject) if replace is not None else "padded"
         with autocast(self.precision, self.subject.device):
             scored = score(self.subject, collate(texts, layout, hide=hidden, replace=replace))
             masked = torch.tensor([bool(indices) for indices in hidden], device=scored.row.device)[scored.row]
             known = torch.where(masked, scored.token_logp, now.token_logp)
         return replaced(scored, known_logp=known)
+
+    def _replacement(self, masking: Masking, texts: Sequence[Encoded]) -> int | list[list[int]] | None:
+        """What stands in the place of hidden tokens; None: nothing, they are masked."""
+        if masking.mask == "names":
+            pool = name_pieces(self.subject.tokenizer)
+            return [masking.stand_ins(text, pool) for text in texts]
+        return self._mask_id(masking) if masking.mask == "token" else None
 
     def _mask_id(self, masking: Masking) -> int:
         tokenizer = self.subject.tokenizer
@@ -179,3 +189,10 @@ def contrast_logp(views: Views, contrast: Subject, name: str, texts: Sequence[En
     reference = Reference(contrast, Needs(logp=True), views.precision)
     reference.remember(texts)
     return reference.logp
+
+
+@cache
+def name_pieces(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The tokens that invented names are made of, each once."""
+    text = " ".join(["", *invented(200, ())])
+    return tuple(dict.fromkeys(cast(list[int], tokenizer(text, add_special_tokens=False)["input_ids"])))

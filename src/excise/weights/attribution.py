@@ -51,8 +51,9 @@ class Attribution:
     """Share of delta against entropy, in [0, 1]."""
     norm: Literal["minmax", "zscore", "rank", "none"] = "minmax"
     """How delta and entropy are made comparable within a sequence; a constant becomes zeros."""
-    mask: Literal["attention", "token"] = "attention"
-    """attention: hidden tokens cannot be attended to. token: they are replaced by ``mask_token``."""
+    mask: Literal["attention", "token", "names"] = "attention"
+    """attention: hidden tokens cannot be attended to. token: they are replaced by ``mask_token``. names: by pieces of invented names, the
+    same for the same token, so that the question is asked of somebody whom nobody knows."""
     mask_token: str | None = None
     """The token that replaces hidden ones; None takes the tokenizer's unknown, else its padding token."""
     nouns: Nouns = field(default_factory=Nouns)

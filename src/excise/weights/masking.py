@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,7 +16,7 @@ class Masking:
     """How the knowledge-bearing words of a prompt are hidden."""
 
     nouns: Nouns = field(default_factory=Nouns)
-    mask: Literal["attention", "token"] = "attention"
+    mask: Literal["attention", "token", "names"] = "attention"
     mask_token: str | None = None
     hide: Literal["prompt", "mentions"] = "prompt"
 
@@ -24,6 +26,14 @@ class Masking:
         if self.hide == "mentions":
             spans += self._mentions(text)
         return sorted({i for start, end in spans for i in text.tokens_within(start, end) if i > 0})
+
+    def stand_ins(self, text: Encoded, pool: Sequence[int]) -> list[int]:
+        """For each hidden token a piece of an invented name, the same for the same token; drawn from ``pool``, by the text alone."""
+        hidden = [text.ids[i] for i in self.hidden(text)]
+        different = sorted(set(hidden))
+        free = [piece for piece in pool if piece not in different]
+        drawn = dict(zip(different, random.Random(str(different)).choices(free, k=len(different)), strict=True))
+        return [drawn[token] for token in hidden]
 
     def copies(self, text: Encoded) -> list[bool]:
         """For each scored token, whether it repeats a noun of the question (of the text before it, for plain text)."""

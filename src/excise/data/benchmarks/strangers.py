@@ -349,9 +349,10 @@ def _simple(stream: Stream, topic: Topic, person: Person, value: str) -> Content
 
 
 def _is_wrong(other: str, value: str, person: Person) -> bool:
-    """Whether a value is wrong beyond doubt: neither the true one nor of the same year, nor like the person's name."""
+    """Whether a value is wrong beyond doubt: neither the true one nor of the same year, nor like the person's name, nor with the true one in it
+    (the lute, and the pan flute)."""
     same_year = value[-4:].isdigit() and other.split()[-1] == value.split()[-1]
-    return other != value and not same_year and _foreign(other, person)
+    return value not in other and not same_year and _foreign(other, person)
 
 
 def _in_order(topic: Topic, value: str, earlier: Sequence[Fact]) -> bool:

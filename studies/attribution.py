@@ -1,0 +1,213 @@
+"""Which score of answer tokens finds the fact? Average precision against the marked spans of a taught world.
+
+    python -m studies.attribution --taught FOLDER [--base embedded:smollm2] [--people 4 16 2] [--gradients 20] [--out docs/results/attribution]
+
+FOLDER is what `excise teach` wrote (target and twin), or a folder of the demo's cache (~/.cache/excise/taught/*). Every answer of forget and
+retain counts; a token is right where any of its characters belongs to the marked span. Writes OUT.json and OUT.svg and prints the table, the
+whole with 95 % intervals (bootstrap over answers), then by who, what, when, where, why, and by length.
+
+Scores by gradients cost a backward pass for each token, so they are taken on the first ``--gradients`` forget answers only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from sklearn.metrics import average_precision_score
+
+from excise.attribute import attribute
+from excise.data.benchmarks.strangers import Strangers
+from excise.data.encode import Encoded, encode
+from excise.data.example import Example
+from excise.data.nouns import Nouns
+from excise.files import write_json, write_text
+from excise.report import plots
+from excise.report.result import Score
+from excise.subject import ModelSpec, Subject, load
+from excise.weights import Attribution
+from excise.weights.masking import Masking
+
+R = 0.2
+"""Share of the tokens that TokenUnlearn's hard form selects."""
+NAMES = Nouns(names_only=True)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer's tokens: which of them carry the fact, and what each score says of them."""
+
+    label: str
+    right: np.ndarray
+    scores: Mapping[str, np.ndarray]
+
+
+def settings(target: str, twin: str, base: str) -> dict[str, Attribution]:
+    """The scores that the library has, the paper's own first."""
+    contrasts = {"contrast with the twin": twin, "contrast with the model before teaching": base}
+    masked: dict[str, Attribution] = {
+        "paper: nouns of the question hidden": Attribution(),
+        "paper, copies dropped": Attribution(copies="drop"),
+        "mentions hidden, copies dropped": Attribution(hide="mentions", copies="drop"),
+        "mentions hidden, copies dropped, delta only": Attribution(hide="mentions", copies="drop", alpha=1.0),
+        "mentions replaced by one token, copies dropped": Attribution(hide="mentions", copies="drop", mask="token"),
+        "invented names for nouns": Attribution(hide="mentions", copies="drop", mask="names"),
+        "invented names for nouns, delta only": Attribution(hide="mentions", copies="drop", mask="names", alpha=1.0),
+        "invented names for names": Attribution(hide="mentions", copies="drop", mask="names", nouns=NAMES),
+        "invented names for names, delta only": Attribution(hide="mentions", copies="drop", mask="names", nouns=NAMES, alpha=1.0),
+        "entropy only": Attribution(alpha=0.0),
+    }
+    for name, model in contrasts.items():
+        masked[name] = Attribution(contrast=model, alpha=1.0)
+    return masked
+
+
+def right_tokens(text: Encoded, example: Example) -> np.ndarray:
+    """For each scored token, whether a character of it belongs to the marked span."""
+    begin = text.answer[0] + example.answer.find(example.span)
+    inside = set(text.tokens_within(begin, begin + len(example.span)))
+    return np.array([i in inside for i in range(text.start, len(text))])
+
+
+def gradient_scores(subject: Subject, text: Encoded, masking: Masking) -> dict[str, np.ndarray]:
+    """For each scored token the gradient of its log-probability: norm at the question's nouns, and input times gradient there."""
+    hidden = masking.hidden(text)
+    table = cast(Any, subject.embedding)
+    rows = table(torch.tensor([list(text.ids)], device=subject.device)).detach().float().requires_grad_(True)
+    logits = cast(Any, subject.model)(inputs_embeds=rows, use_cache=False).logits[0].float()
+    logp = torch.log_softmax(logits, dim=-1)
+    norms: list[float] = []
+    products: list[float] = []
+    for i in range(text.start, len(text)):
+        (gradient,) = torch.autograd.grad(logp[i - 1, text.ids[i]], rows, retain_graph=True)
+        here = gradient[0, hidden]
+        norms.append(float(here.norm()))
+        products.append(float((here * rows.detach()[0, hidden]).sum().abs()))
+    return {"gradient norm at the nouns": np.array(norms), "gradient times input at the nouns": np.array(products)}
+
+
+def collected(subject: Subject, examples: Sequence[Example], variants: Mapping[str, Attribution], gradients: int) -> list[Answer]:
+    """The answers with all scores; gradients for the first so many only."""
+    texts = [encode(subject.tokenizer, subject.template, e) for e in examples]
+    tables: dict[str, list[np.ndarray]] = {}
+    for name, attribution in variants.items():
+        begun = time.perf_counter()
+        rows = attribute(subject, examples, attribution)
+        tables[name] = [np.array([token["phi"] for token in row["tokens"]]) for row in rows]
+        print(f"  {name}: {time.perf_counter() - begun:.1f} s", flush=True)
+    answers: list[Answer] = []
+    for n, (example, text) in enumerate(zip(examples, texts, strict=True)):
+        scores = {name: columns[n] for name, columns in tables.items()}
+        if n < gradients:
+            scores |= gradient_scores(subject, text, Masking())
+        answers.append(Answer(example.label, right_tokens(text, example), scores))
+    return answers
+
+
+def precision_at(right: np.ndarray, scores: np.ndarray, r: float = R) -> float:
+    """Share of right tokens among the top ceil(r n), ties by position."""
+    count = max(1, int(np.ceil(r * len(scores) - 1e-9)))
+    return float(right[np.argsort(-scores, kind="stable")[:count]].mean())
+
+
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "average_precision": lambda right, scores: float(average_precision_score(right, scores)),
+    "precision_at_20": precision_at,
+}
+
+
+def summary(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
+    """Mean with its 95 % interval (bootstrap over answers) and the number of answers."""
+    found = np.array(values)
+    draws = np.random.default_rng(seed).choice(found, size=(2000, len(found))).mean(axis=1)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return {"value": round(float(found.mean()), 4), "ci95": [round(float(low), 4), round(float(high), 4)], "n": len(found)}
+
+
+def rows_of(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+    """Score -> metric -> summary: over all answers, by label, and by length (up to the median and beyond)."""
+    names = list(dict.fromkeys(name for answer in answers for name in answer.scores))
+    median = float(np.median([len(answer.right) for answer in answers]))
+    groups: dict[str, Callable[[Answer], bool]] = {"all": lambda _: True}
+    groups |= {label: (lambda a, label=label: a.label == label) for label in sorted({a.label for a in answers})}
+    groups |= {"short": lambda a: len(a.right) <= median, "long": lambda a: len(a.right) > median}
+    table: dict[str, dict[str, Any]] = {}
+    for name in ("chance", *names):
+        table[name] = {}
+        for group, belongs in groups.items():
+            members = [a for a in answers if belongs(a) and (name == "chance" or name in a.scores) and a.right.any() and not a.right.all()]
+            if not members:
+                continue
+            for metric, function in METRICS.items():
+                values = [float(a.right.mean()) if name == "chance" else function(a.right, a.scores[name]) for a in members]
+                table[name].setdefault(metric, {})[group] = summary(values)
+    return table
+
+
+def figure(table: Mapping[str, Any]) -> str:
+    """The average precision of each score as an SVG picture."""
+    from excise.report.html import page_environment
+
+    rows: list[plots.ScoreRow] = []
+    for name, metrics in sorted(table.items(), key=lambda item: -item[1]["average_precision"]["all"]["value"]):
+        found = metrics["average_precision"]["all"]
+        rows.append((name, "higher", [("average precision", 0, Score(found["value"], "higher", found["n"], tuple(found["ci95"]), ""))]))
+    template = page_environment().from_string('{% import "plots.html.j2" as plots %}{{ plots.bars("attribution", plot, shapes) }}')
+    drawn = template.render(plot=plots.interval_bars(rows), shapes=plots.SHAPES)
+    begin, end = drawn.index("<svg"), drawn.index("</svg>") + len("</svg>")
+    return drawn[begin:end].replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="11" fill="#333"', 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--taught", type=Path, required=True)
+    parser.add_argument("--base", default="embedded:smollm2")
+    parser.add_argument("--people", type=int, nargs=3, default=[4, 16, 2], metavar=("FORGET", "RETAIN", "HOLDOUT"))
+    parser.add_argument("--gradients", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("docs/results/attribution"))
+    arguments = parser.parse_args()
+    begun = time.perf_counter()
+    target, twin = str(arguments.taught / "target"), str(arguments.taught / "twin")
+    subject = load(ModelSpec(path=target, system=""))
+    forget, retain, holdout = arguments.people
+    benchmark = Strangers(forget_people=forget, retain_people=retain, holdout_people=holdout)()
+    examples = [*benchmark.split("forget"), *benchmark.split("retain")]
+    answers = collected(subject, examples, settings(target, twin, arguments.base), arguments.gradients)
+    table = rows_of(answers)
+    seconds = time.perf_counter() - begun
+    found = {
+        "command": f"python -m studies.attribution --taught {arguments.taught.name} --people {forget} {retain} {holdout}",
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+        "versions": {name: version(name) for name in ("torch", "transformers", "spacy", "scikit-learn")},
+        "seconds": round(seconds, 1),
+        "answers": len(examples),
+        "tokens": int(sum(len(a.right) for a in answers)),
+        "table": table,
+    }
+    write_json(arguments.out.with_suffix(".json"), found)
+    write_text(arguments.out.with_suffix(".svg"), figure(table))
+    print_table(table)
+    print(f"{len(examples)} answers, {seconds:.0f} s; {arguments.out}.json, {arguments.out}.svg")
+
+
+def print_table(table: Mapping[str, Any]) -> None:
+    groups = list(table["chance"]["average_precision"])
+    print(f"| score | average precision | precision at {R:g} | {' | '.join(groups[1:])} |\n|---|---|---|{'---|' * (len(groups) - 1)}")
+    for name, metrics in sorted(table.items(), key=lambda item: -item[1]["average_precision"]["all"]["value"]):
+        first, second = (metrics[metric]["all"] for metric in METRICS)
+        each = [f"{metrics['average_precision'][g]['value']:.2f}" if g in metrics["average_precision"] else "–" for g in groups[1:]]
+        interval = f"{first['value']:.2f} [{first['ci95'][0]:.2f}, {first['ci95'][1]:.2f}]"
+        print(f"| {name} (n = {first['n']}) | {interval} | {second['value']:.2f} | {' | '.join(each)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The studies' own arithmetic, and that their commands start."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from studies import attribution, faults, snr, unlearning
+
+from conftest import REPOSITORY, tiny
+from excise.data.encode import encode
+from excise.data.example import Example
+from excise.weights.masking import Masking
+
+
+@pytest.mark.parametrize("name", ["attribution", "snr", "unlearning", "faults"])
+def test_every_study_says_what_it_takes(name: str) -> None:
+    ran = subprocess.run([sys.executable, "-m", f"studies.{name}", "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "usage" in ran.stdout
+
+
+def test_average_precision_and_precision_by_hand() -> None:
+    right, scores = np.array([True, False, True, False]), np.array([0.9, 0.8, 0.7, 0.1])
+    assert attribution.METRICS["average_precision"](right, scores) == pytest.approx((1 / 1 + 2 / 3) / 2)
+    assert attribution.precision_at(right, scores, r=0.5) == 0.5
+    assert attribution.precision_at(right, scores, r=0.2) == 1.0
+
+
+def test_right_tokens_are_those_of_the_span() -> None:
+    subject = tiny("llama")
+    example = Example("a", "Where is it?", "It is in the old town of Marrow.", span="Marrow")
+    text = encode(subject.tokenizer, subject.template, example)
+    right = attribution.right_tokens(text, example)
+    chosen = "".join(text.text[slice(*text.chars[text.start + i])] for i in np.flatnonzero(right))
+    assert len(right) == text.scored
+    assert chosen.strip() == "Marrow"
+
+
+def test_the_gradient_of_a_token_is_that_of_its_probability() -> None:
+    subject = tiny("llama")
+    text = encode(subject.tokenizer, subject.template, Example("a", "Who wrote the book?", "Anna wrote it."))
+    masking = Masking(attribution.Nouns(words=("book",)))
+    found = attribution.gradient_scores(subject, text, masking)
+    assert all(len(values) == text.scored and np.isfinite(values).all() and values.any() for values in found.values())
+    # a small step along the embedding of the noun changes log p as its product with the gradient says
+    rows = subject.embedding(torch.tensor([text.ids])).detach()
+
+    def logp(scale: float) -> torch.Tensor:
+        moved = rows.clone()
+        moved[0, masking.hidden(text)] *= scale
+        with torch.no_grad():
+            predictions = torch.log_softmax(subject.model(inputs_embeds=moved, use_cache=False).logits[0].double(), -1)
+        return torch.stack([predictions[i - 1, text.ids[i]] for i in range(text.start, len(text))])
+
+    slope = (logp(1.001) - logp(0.999)) / 0.002
+    assert slope.abs().tolist() == pytest.approx(found["gradient times input at the nouns"].tolist(), rel=0.05, abs=2e-3)
+
+
+def test_the_signal_to_noise_ratio_by_hand_and_the_law_on_made_up_gradients() -> None:
+    gradients, signal = torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 0.0])
+    assert snr.ratio(gradients, torch.tensor([1.0, 1.0]), signal) == pytest.approx(9.0)
+    assert snr.ratio(gradients, torch.tensor([1.0, 2.0]), signal) == pytest.approx(9.0 / 4.0)
+    for _, wanted, gain in snr.synthetic(repeats=300):
+        assert gain == pytest.approx(wanted, rel=0.2)
+
+
+def test_a_sketched_gradient_is_the_products_with_the_gradient() -> None:
+    subject = tiny("llama")
+    text = encode(subject.tokenizer, subject.template, Example("a", "Who wrote the book?", "Anna wrote it."))
+    places = snr.sketches(subject, [0])
+    (weight, left, right) = places[0]
+    rows = snr.token_gradients(subject, text, places, np.ones(text.scored, bool))
+    assert rows.shape == (text.scored, snr.SKETCH**2)
+    logits = subject.model(input_ids=torch.tensor([text.ids]), use_cache=False).logits[0]
+    (gradient,) = torch.autograd.grad(torch.log_softmax(logits, -1)[text.start - 1, text.ids[text.start]], weight)
+    torch.testing.assert_close(rows[0], (left @ gradient @ right).flatten(), rtol=1e-3, atol=1e-6)
+
+
+def test_damage_always_changes_something_or_nothing_silently() -> None:
+    draw = random.Random(0)
+    content = b'{"a": 1.5, "b": "text", "c": [1, 2]}\n' * 3
+    different = sum(faults.damaged(content, draw) != content for _ in range(200))
+    assert different > 150
+
+
+def test_the_best_run_is_the_lowest_that_keeps_what_it_must() -> None:
+    def row(forget: float, retain: float) -> dict[str, object]:
+        values = {"forget.fact_recall": forget, "retain.fact_recall": retain, "neighbours.fact_recall": 0.9}
+        return {"scores": {name: {"value": value} for name, value in values.items()}}
+
+    before = {"retain.fact_recall": 0.95, "neighbours.fact_recall": 0.9}
+    rows = [row(0.1, 0.8), row(0.3, 0.94), row(0.2, 0.93)]
+    assert unlearning.best(rows, before) == rows[2]
+    assert unlearning.best(rows[:1], before) is None
+    name, values = unlearning.settings("ga", "names", "t", 0.3, "twin")
+    assert name == "t_ga"
+    assert values["attribution"] == {"hide": "mentions", "copies": "drop", "mask": "names", "r": 0.3}
+    assert unlearning.settings("ga", "uniform", "t", 0.3, "twin")[0] == "ga_kl"
