@@ -6,6 +6,9 @@ FOLDER is what `excise teach` wrote (target and twin), or a folder of the demo's
 retain counts; a token is right where any of its characters belongs to the marked span. Writes OUT.json and OUT.svg and prints the table, the
 whole with 95 % intervals (bootstrap over answers), then by who, what, when, where, why, and by length.
 
+The twin was taught the retain facts too, so the contrast with it is taken on the forget answers only; the columns of the others that say
+``forget`` are on the same answers.
+
 Scores by gradients cost a backward pass for each token, so they are taken on the first ``--gradients`` forget answers only.
 """
 
@@ -46,28 +49,29 @@ class Answer:
     """One answer's tokens: which of them carry the fact, and what each score says of them."""
 
     label: str
+    forget: bool
     right: np.ndarray
     scores: Mapping[str, np.ndarray]
 
 
-def settings(target: str, twin: str, base: str) -> dict[str, Attribution]:
+def settings(twin: str, base: str) -> dict[str, Attribution]:
     """The scores that the library has, the paper's own first."""
-    contrasts = {"contrast with the twin": twin, "contrast with the model before teaching": base}
-    masked: dict[str, Attribution] = {
+    best: dict[str, Any] = {"copies": "drop", "unit": "word"}
+    return {
         "paper: nouns of the question hidden": Attribution(),
         "paper, copies dropped": Attribution(copies="drop"),
+        "paper, copies dropped, by word": Attribution(**best),
         "mentions hidden, copies dropped": Attribution(hide="mentions", copies="drop"),
-        "mentions hidden, copies dropped, delta only": Attribution(hide="mentions", copies="drop", alpha=1.0),
-        "mentions replaced by one token, copies dropped": Attribution(hide="mentions", copies="drop", mask="token"),
-        "invented names for nouns": Attribution(hide="mentions", copies="drop", mask="names"),
-        "invented names for nouns, delta only": Attribution(hide="mentions", copies="drop", mask="names", alpha=1.0),
-        "invented names for names": Attribution(hide="mentions", copies="drop", mask="names", nouns=NAMES),
-        "invented names for names, delta only": Attribution(hide="mentions", copies="drop", mask="names", nouns=NAMES, alpha=1.0),
+        "mentions hidden, copies dropped, by word": Attribution(hide="mentions", **best),
+        "invented names, copies dropped": Attribution(hide="mentions", copies="drop", mask="names", nouns=NAMES),
+        "invented names, copies dropped, by word": Attribution(hide="mentions", mask="names", nouns=NAMES, **best),
         "entropy only": Attribution(alpha=0.0),
+        "entropy only, copies dropped, by word": Attribution(alpha=0.0, **best),
+        "contrast with the twin": Attribution(contrast=twin, alpha=1.0),
+        "contrast with the twin, copies dropped, by word": Attribution(contrast=twin, alpha=1.0, **best),
+        "contrast with the model before teaching": Attribution(contrast=base, alpha=1.0),
+        "contrast with the model before teaching, copies dropped, by word": Attribution(contrast=base, alpha=1.0, **best),
     }
-    for name, model in contrasts.items():
-        masked[name] = Attribution(contrast=model, alpha=1.0)
-    return masked
 
 
 def right_tokens(text: Encoded, example: Example) -> np.ndarray:
@@ -94,21 +98,21 @@ def gradient_scores(subject: Subject, text: Encoded, masking: Masking) -> dict[s
     return {"gradient norm at the nouns": np.array(norms), "gradient times input at the nouns": np.array(products)}
 
 
-def collected(subject: Subject, examples: Sequence[Example], variants: Mapping[str, Attribution], gradients: int) -> list[Answer]:
+def collected(subject: Subject, examples: Sequence[Example], variants: Mapping[str, Attribution], forget: int, gradients: int) -> list[Answer]:
     """The answers with all scores; gradients for the first so many only."""
     texts = [encode(subject.tokenizer, subject.template, e) for e in examples]
     tables: dict[str, list[np.ndarray]] = {}
     for name, attribution in variants.items():
         begun = time.perf_counter()
-        rows = attribute(subject, examples, attribution)
+        rows = attribute(subject, examples[:forget] if "twin" in name else examples, attribution)
         tables[name] = [np.array([token["phi"] for token in row["tokens"]]) for row in rows]
         print(f"  {name}: {time.perf_counter() - begun:.1f} s", flush=True)
     answers: list[Answer] = []
     for n, (example, text) in enumerate(zip(examples, texts, strict=True)):
-        scores = {name: columns[n] for name, columns in tables.items()}
+        scores = {name: columns[n] for name, columns in tables.items() if n < len(columns)}
         if n < gradients:
             scores |= gradient_scores(subject, text, Masking())
-        answers.append(Answer(example.label, right_tokens(text, example), scores))
+        answers.append(Answer(example.label, n < forget, right_tokens(text, example), scores))
     return answers
 
 
@@ -136,7 +140,7 @@ def rows_of(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     """Score -> metric -> summary: over all answers, by label, and by length (up to the median and beyond)."""
     names = list(dict.fromkeys(name for answer in answers for name in answer.scores))
     median = float(np.median([len(answer.right) for answer in answers]))
-    groups: dict[str, Callable[[Answer], bool]] = {"all": lambda _: True}
+    groups: dict[str, Callable[[Answer], bool]] = {"all": lambda _: True, "forget": lambda a: a.forget}
     groups |= {label: (lambda a, label=label: a.label == label) for label in sorted({a.label for a in answers})}
     groups |= {"short": lambda a: len(a.right) <= median, "long": lambda a: len(a.right) > median}
     table: dict[str, dict[str, Any]] = {}
@@ -180,7 +184,7 @@ def main() -> None:
     forget, retain, holdout = arguments.people
     benchmark = Strangers(forget_people=forget, retain_people=retain, holdout_people=holdout)()
     examples = [*benchmark.split("forget"), *benchmark.split("retain")]
-    answers = collected(subject, examples, settings(target, twin, arguments.base), arguments.gradients)
+    answers = collected(subject, examples, settings(twin, arguments.base), len(benchmark.split("forget")), arguments.gradients)
     table = rows_of(answers)
     seconds = time.perf_counter() - begun
     found = {

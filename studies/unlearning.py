@@ -37,8 +37,9 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "drop": {"copies": "drop"},
     "mentions": {"hide": "mentions", "copies": "drop"},
-    "names": {"hide": "mentions", "copies": "drop", "mask": "names"},
-    "contrast": {"alpha": 1.0},
+    "word": {"copies": "drop", "unit": "word"},
+    "names": {"hide": "mentions", "copies": "drop", "mask": "names", "unit": "word"},
+    "contrast": {"alpha": 1.0, "copies": "drop", "unit": "word"},
 }
 """Attribution settings; uniform is none of them. ``contrast`` gets the twin."""
 KEPT = ("forget.fact_recall", "retain.fact_recall", "neighbours.fact_recall", "forget.truth_ratio", "forget_quality", "forget.rouge_l_recall",
@@ -87,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--taught", type=Path, required=True)
     parser.add_argument("--methods", nargs="+", default=["wga", "npo"], choices=("wga", "npo", "ga", "rmu"))
-    parser.add_argument("--weights", nargs="+", default=["uniform", "paper", "names", "contrast"], choices=("uniform", *WEIGHTS))
+    parser.add_argument("--weights", nargs="+", default=["uniform", "paper", "word", "contrast"], choices=("uniform", *WEIGHTS))
     parser.add_argument("--forms", nargs="+", default=["t"], choices=("t", "s"))
     parser.add_argument("--r", nargs="+", type=float, default=[0.3])
     parser.add_argument("--rates", nargs="+", type=float, default=[1.0])

@@ -99,5 +99,5 @@ def test_the_best_run_is_the_lowest_that_keeps_what_it_must() -> None:
     assert unlearning.best(rows[:1], before) is None
     name, values = unlearning.settings("ga", "names", "t", 0.3, "twin")
     assert name == "t_ga"
-    assert values["attribution"] == {"hide": "mentions", "copies": "drop", "mask": "names", "r": 0.3}
+    assert values["attribution"] == {"hide": "mentions", "copies": "drop", "mask": "names", "unit": "word", "r": 0.3}
     assert unlearning.settings("ga", "uniform", "t", 0.3, "twin")[0] == "ga_kl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -196,6 +197,22 @@ def test_stand_ins_are_pieces_of_names_and_the_same_for_the_same_token(tiny_llam
     assert len({(text.ids[i], piece) for i, piece in zip(hidden, pieces, strict=True)}) == len({text.ids[i] for i in hidden})
     assert set(pieces) <= set(pool) - {text.ids[i] for i in hidden}
     assert pieces == masking.stand_ins(text, pool)
+
+
+def test_the_tokens_of_a_word_share_its_highest_score(tiny_llama: Subject) -> None:
+    texts = encoded(tiny_llama, RIVER, OPEN)
+    views = Views(tiny_llama, "float32", masking=Masking(WORDS))
+    view = views.of(texts)
+    by_token, by_word = (view.model.split(Attribution(nouns=WORDS, unit=unit).phi(view)) for unit in ("token", "word"))
+    for text, before, after in zip(texts, by_token, by_word, strict=True):
+        pieces = [text.text[slice(*text.chars[i])] for i in range(text.start, len(text))]
+        numbers = text.words()
+        assert max(numbers.count(n) for n in numbers) > 1, "some word has several tokens"
+        for number in set(numbers):
+            members = [i for i, n in enumerate(numbers) if n == number]
+            word = "".join(pieces[i] for i in members).strip()
+            assert re.fullmatch(r"[\w'’-]+|\W*|<.*>", word), word
+            assert after[members].tolist() == [float(before[members].max())] * len(members)
 
 
 def test_only_proper_names_count_where_asked_for() -> None:

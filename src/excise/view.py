@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from excise.tokens import Scored
@@ -41,6 +41,7 @@ class View:
     get_contrast: Callable[[], Scored] = _NO_CONTRAST
     get_alternative: Callable[[], View] = _no_alternative
     get_copies: Callable[[], Bool[Tensor, " n"]] | None = None
+    get_words: Callable[[], Int[Tensor, " n"]] | None = None
 
     @cached_property
     def model(self) -> Scored:
@@ -73,6 +74,13 @@ class View:
         if self.get_copies is None:
             raise NotAvailable("this view does not know which tokens repeat the prompt")
         return self.get_copies()
+
+    @cached_property
+    def words(self) -> Int[Tensor, " n"]:
+        """The word that each scored token belongs to, numbered over the batch."""
+        if self.get_words is None:
+            raise NotAvailable("this view does not know which tokens make up a word")
+        return self.get_words()
 
 
 @runtime_checkable

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -98,6 +100,10 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, template: Template) -> str:
     return cast(str, tokenizer.eos_token)
 
 
+WORD = re.compile(r"\s*\w+(?:['’-]\w+)*")
+"""A word with the white space before it, which tokenizers put into a token with its first letters or into one of its own."""
+
+
 @dataclass(frozen=True)
 class Encoded:
     """The token ids of one text and which of them are scored. Everything is aligned with ``ids``."""
@@ -125,6 +131,18 @@ class Encoded:
     def tokens_within(self, start: int, end: int) -> list[int]:
         """Indices of the tokens of which any character lies in [start, end)."""
         return [i for i, (a, b) in enumerate(self.chars) if a < end and b > start and b > a]
+
+    def words(self) -> list[int]:
+        """For each scored token the number of its word, from 0; what belongs to no word (a full stop, the end) is one of its own."""
+        ends = [(match.start(), match.end()) for match in WORD.finditer(self.text)]
+        found: dict[tuple[int, int], int] = {}
+        numbers: list[int] = []
+        for i in range(self.start, len(self)):
+            a, b = self.chars[i]
+            place = bisect.bisect_right(ends, (a, len(self.text))) - 1
+            touched = next((k for k in (place, place + 1) if 0 <= k < len(ends) and ends[k][0] < b and ends[k][1] > a), None)
+            numbers.append(found.setdefault((-1, i) if touched is None else (0, touched), len(found)))
+        return numbers
 
 
 def encode(

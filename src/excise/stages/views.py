@@ -85,7 +85,7 @@ class Views:
         return views
 
     def _view(self, texts: Sequence[Encoded], model: Callable[[], Scored], alternative: View | None = None) -> View:
-        parts: dict[str, Callable[[], Any]] = {}
+        parts: dict[str, Callable[[], Any]] = {"get_words": lambda: self._words(texts)}
         view = View(get_model=model)
         reference = self.reference
         if reference is not None:
@@ -135,6 +135,13 @@ class Views:
     def _copies(self, texts: Sequence[Encoded]) -> Tensor:
         assert self.masking is not None
         return torch.tensor([c for text in texts for c in self.masking.copies(text)], device=self.subject.device)
+
+    def _words(self, texts: Sequence[Encoded]) -> Tensor:
+        numbers: list[int] = []
+        for text in texts:
+            first = numbers[-1] + 1 if numbers else 0
+            numbers += [first + number for number in text.words()]
+        return torch.tensor(numbers, device=self.subject.device)
 
     def _contrast(self, texts: Sequence[Encoded], now: Scored) -> Scored:
         known = torch.cat([self.contrast[key_of(text)] for text in texts])

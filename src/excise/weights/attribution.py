@@ -37,8 +37,8 @@ class Attribution:
 
     Paper: TokenUnlearn, eq. 4-8 (arXiv 2605.00364).
 
-    Differs: the paper names neither the normalisation nor the way of masking; ``hide``, ``copies`` and ``contrast``
-        are ours (docs/numerics.md says what they are for), their defaults are the paper's.
+    Differs: the paper names neither the normalisation nor the way of masking; ``hide``, ``copies``, ``unit`` and
+        ``contrast`` are ours (docs/numerics.md says what they are for), their defaults are the paper's.
     """
 
     select: Literal["hard", "soft"] = "hard"
@@ -62,6 +62,8 @@ class Attribution:
     """mentions: also later repetitions of those words in the answer."""
     copies: Literal["keep", "drop"] = "keep"
     """drop: answer tokens that repeat a noun of the question get phi 0."""
+    unit: Literal["token", "word"] = "token"
+    """word: all tokens of a word get the highest score among them, for a name is known by its first piece and the others follow from it."""
     contrast: str | None = None
     """A model without the knowledge (before teaching, a twin): delta becomes log p_model(y_i) - log p_contrast(y_i), at least 0."""
     refresh: Literal["once", "epoch", "step"] = "once"
@@ -88,6 +90,9 @@ class Attribution:
         delta, entropy = self.delta(view), view.model.entropy
         parts = zip(view.model.split(delta), view.model.split(entropy), strict=True)
         phi = torch.cat([self.alpha * self._normalised(d) + (1 - self.alpha) * self._normalised(h) for d, h in parts])
+        if self.unit == "word":
+            highest = torch.full((int(view.words.max()) + 1,), -torch.inf, dtype=phi.dtype, device=phi.device)
+            phi = highest.scatter_reduce(0, view.words, phi, "amax")[view.words]
         return phi.masked_fill(view.copies, 0.0) if self.copies == "drop" else phi
 
     @torch.no_grad()
