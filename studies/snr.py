@@ -40,7 +40,7 @@ RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 TEMPERATURES = (0.05, 0.25, 1.0)
 SCORES: dict[str, Attribution] = {
     "paper": Attribution(),
-    "invented names": Attribution(hide="mentions", copies="drop", mask="names", alpha=1.0),
+    "copies dropped, by word": Attribution(copies="drop", unit="word"),
 }
 
 

