@@ -200,6 +200,8 @@ def test_the_data_of_a_request_comes_back_to_the_last_field(tmp_path: Path) -> N
 def test_broken_data_of_a_request_is_refused(tmp_path: Path) -> None:
     refused(lambda: Request(str(tmp_path / "none"))(), "no folder")
     refused(lambda: Request(str(tmp_path))(), "holds no examples")
+    (tmp_path / "forget.jsonl").write_text('{"id": "a", "prompt": "Q?", "answer": []}\n')
+    refused(lambda: Request(str(tmp_path))(), "forget.jsonl", "no example")
     (tmp_path / "forget.jsonl").write_text('{"id": "a", "colour": "red"}\n')
     refused(lambda: Request(str(tmp_path))(), "forget.jsonl", "no example")
 

@@ -12,7 +12,7 @@ import torch
 from gguf import GGUFWriter, TokenType
 from transformers import GenerationConfig
 
-from conftest import adapted, logits, tiny, tiny_tokenizer
+from conftest import adapted, logits, refused, tiny, tiny_tokenizer
 from excise.data.encode import Template
 from excise.errors import InputError
 from excise.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -389,3 +389,11 @@ def test_the_tokenizer_fingerprint_ignores_how_it_was_last_called(tiny_llama: Su
     assert tokenizer_fingerprint(tokenizer) == before
     tokenizer.chat_template = "{{ messages }}"
     assert tokenizer_fingerprint(tokenizer) != before
+
+
+@pytest.mark.parametrize("change", [{"tie_word_embeddings": -1}, {"vocab_size": []}, {"dtype": "float32}{", "torch_dtype": "float32}{"}])
+def test_a_damaged_configuration_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = save(tiny("llama"), tmp_path / "model", provenance={})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    refused(lambda: load(folder), str(folder))

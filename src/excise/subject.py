@@ -409,6 +409,10 @@ def _remedied(path: str) -> Iterator[None]:
             reason = "not a local folder, and it cannot be had from the hub (no such model, or no connection)"
             raise InputError(f"{path}: {reason}: download it where there is one and give the folder's path") from error
         raise
+    except Exception as error:  # checks of the configuration, whose errors have a class of their own in each version
+        if type(error).__name__.startswith("StrictDataclass") or (isinstance(error, AttributeError) and "module 'torch'" in str(error)):
+            raise InputError(f"{path}: config.json holds a value that cannot be used ({' '.join(str(error).split())})") from error
+        raise
 
 
 def _read(where: _Where, spec: ModelSpec) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:

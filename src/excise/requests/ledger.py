@@ -86,7 +86,7 @@ class Ledger:
             base = ModelSpec(**values["base"]["spec"])
             return Ledger(folder, base, str(values["base"]["fingerprint"]), list(values["requests"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{folder / NAME} is broken ({type(error).__name__}: {error})") from None
+            raise InputError(f"{folder / NAME} is broken ({type(error).__name__}: {' '.join(str(error).split())})") from None
 
     def to_json(self) -> dict[str, Any]:
         from excise.settings import plain

@@ -44,5 +44,5 @@ def _example(row: dict[str, Any], file: Path) -> Example:
     try:
         values: dict[str, Any] = {**row, **{name: tuple(row.get(name, ())) for name in NESTED}}
         return Example(**{**values, "history": tuple((role, text) for role, text in row.get("history", ()))})
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{file}: a line is no example ({error})") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{file}: a line is no example ({' '.join(str(error).split())})") from None
