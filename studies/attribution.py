@@ -32,6 +32,7 @@ from excise.data.benchmarks.strangers import Strangers
 from excise.data.encode import Encoded, encode
 from excise.data.example import Example
 from excise.data.nouns import Nouns
+from excise.evaluation.score import mean_score
 from excise.files import write_json, write_text
 from excise.report import plots
 from excise.report.result import Score
@@ -128,12 +129,10 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 }
 
 
-def summary(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
+def summary(values: Sequence[float]) -> dict[str, Any]:
     """Mean with its 95 % interval (bootstrap over answers) and the number of answers."""
-    found = np.array(values)
-    draws = np.random.default_rng(seed).choice(found, size=(2000, len(found))).mean(axis=1)
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return {"value": round(float(found.mean()), 4), "ci95": [round(float(low), 4), round(float(high), 4)], "n": len(found)}
+    found = mean_score(values, "higher", "bootstrap", "no answers").to_json()
+    return {name: found[name] for name in ("value", "ci95", "n")}
 
 
 def rows_of(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -130,6 +130,12 @@ def synthetic(length: int = 100, dimension: int = 2000, repeats: int = 200, seed
     return rows
 
 
+def power(logarithm: Mapping[str, Any]) -> str:
+    """A summary of base-10 logarithms as a ratio with its interval."""
+    value, low, high = (10**x for x in (logarithm["value"], *logarithm["ci95"]))
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--taught", type=Path)
@@ -150,11 +156,10 @@ def main() -> None:
     subject = load(ModelSpec(path=str(arguments.taught / "target"), system=""))
     examples = Strangers(forget_people=4, retain_people=16, holdout_people=2)().split("forget")[: arguments.answers]
     found = measured(subject, examples, arguments.layers)
-    report: Callable[[Mapping[str, Any]], str] = lambda s: f"{10 ** s['value']:.2f} [{10 ** s['ci95'][0]:.2f}, {10 ** s['ci95'][1]:.2f}]"  # noqa: E731
     print(f"\n| weights | ratio to uniform, geometric mean over {len(examples)} answers |\n|---|---|")
     for name, value in found["gains"].items():
-        print(f"| {name} | {report(value)} |")
-    print(f"| T/K, what the claim says of the span | {report(found['expected'])} |")
+        print(f"| {name} | {power(value)} |")
+    print(f"| T/K, what the claim says of the span | {power(found['expected'])} |")
     write_json(
         arguments.out,
         {

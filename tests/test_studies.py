@@ -17,7 +17,7 @@ from excise.data.example import Example
 from excise.weights.masking import Masking
 
 
-@pytest.mark.parametrize("name", ["attribution", "snr", "unlearning", "faults"])
+@pytest.mark.parametrize("name", ["attribution", "snr", "unlearning", "faults", "requests"])
 def test_every_study_says_what_it_takes(name: str) -> None:
     ran = subprocess.run([sys.executable, "-m", f"studies.{name}", "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -81,7 +81,7 @@ def test_a_sketched_gradient_is_the_products_with_the_gradient() -> None:
     torch.testing.assert_close(rows[0], (left @ gradient @ right).flatten(), rtol=1e-3, atol=1e-6)
 
 
-def test_damage_always_changes_something_or_nothing_silently() -> None:
+def test_damage_mostly_changes_the_file() -> None:
     draw = random.Random(0)
     content = b'{"a": 1.5, "b": "text", "c": [1, 2]}\n' * 3
     different = sum(faults.damaged(content, draw) != content for _ in range(200))

@@ -13,7 +13,7 @@ from excise.encoding import chosen_examples, study
 from excise.environment import environment
 from excise.errors import InputError
 from excise.files import folder_beside, write_json
-from excise.settings import build, override, plain, refuse_unknown
+from excise.settings import build, overridden, plain, refuse_unknown
 from excise.stages.state import Narrator, Silent
 from excise.subject import ModelSpec, load
 from excise.tokens import Precision, resolve_precision
@@ -53,9 +53,7 @@ def write_study(
     """
     from excise.report.encoding import FILE, write_page
 
-    values: dict[str, Any] = {}
-    for assignment in settings:
-        values = override(values, assignment)
+    values = overridden({}, settings)
     refuse_unknown(values, [f.name for f in dataclasses.fields(Settings)], "")
     chosen = build(Settings, values, "")
     narrator = narrator or Silent()

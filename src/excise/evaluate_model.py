@@ -26,7 +26,7 @@ from excise.evaluation.suites import evaluate as evaluate_subject
 from excise.files import cache_folder, folder_beside, write_json
 from excise.parallel import ranks
 from excise.run import SCHEMA, narrated
-from excise.settings import build, call, override, plain, read_yaml, refuse_unknown
+from excise.settings import build, call, overridden, plain, read_yaml, refuse_unknown
 from excise.stages.state import Narrator, Silent
 from excise.subject import ModelSpec, Subject, load
 from excise.tokens import Precision, resolve_precision
@@ -137,9 +137,7 @@ def _own_folder(out: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _settings(assignments: Sequence[str]) -> Settings:
-    values: dict[str, Any] = {}
-    for assignment in assignments:
-        values = override(values, assignment)
+    values = overridden({}, assignments)
     refuse_unknown(values, [f.name for f in dataclasses.fields(Settings)], "")
     return build(Settings, values, "")
 

@@ -172,7 +172,7 @@ def asking_for_gradients(subject: Subject, parameters: Sequence[nn.Parameter]) -
 def folded(subject: Subject) -> Iterator[None]:
     """A LoRA adapter's change added to the weights below it during the block, where it can be; afterwards every bit is as before.
 
-    Writing answers token by token takes half as long then: an adapter's own products are many and small.
+    For writing answers token by token, where an adapter's own products are many and small.
     """
     changes = _changes(subject)
     taken = [(layer.base_layer.weight, layer.base_layer.weight.data) for layer, _ in changes]

@@ -14,7 +14,7 @@ import yaml
 from excise import registry
 from excise.errors import InputError, did_you_mean
 from excise.evaluation.plan import ANSWERS_AT_ONCE
-from excise.settings import build, call, number_like, override, plain, read_yaml, refuse_unknown
+from excise.settings import build, call, number_like, overridden, plain, read_yaml, refuse_unknown
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,7 @@ class Recipe:
     @staticmethod
     def parse(settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
         """Checks settings that are already in memory."""
-        values: dict[str, Any] = dict(number_like(dict(settings)))
-        for assignment in overrides:
-            values = override(values, assignment)
+        values = overridden(number_like(dict(settings)), overrides)
         refuse_unknown(values, [f.name for f in dataclasses.fields(Recipe)], "")
         for needed in ("model", "data", "method"):
             if needed not in values:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -45,6 +45,14 @@ def override(settings: Mapping[str, Any], assignment: str) -> dict[str, Any]:
     except yaml.YAMLError:
         raise InputError(f"--set {assignment!r}: the value is not valid YAML") from None
     return put(settings, place, value, f"--set {assignment!r}")
+
+
+def overridden(settings: Mapping[str, Any], assignments: Sequence[str] | None) -> dict[str, Any]:
+    """A copy with every ``a.b=value`` applied, in order."""
+    values = dict(settings)
+    for assignment in assignments or ():
+        values = override(values, assignment)
+    return values
 
 
 def put(settings: Mapping[str, Any], place: str, value: Any, said: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from excise.parallel import ranks
 from excise.parallel.sharding import resolve
 from excise.run import run_stages, shared_folder, work_folder
 from excise.saving import save
-from excise.settings import build, number_like, override, plain, read_yaml, refuse_unknown
+from excise.settings import build, number_like, overridden, plain, read_yaml, refuse_unknown
 from excise.stages.guard import Guard
 from excise.stages.state import Narrator, Silent, State
 from excise.stages.train import Term
@@ -58,9 +58,7 @@ class Lesson:
     @staticmethod
     def parse(settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> Lesson:
         """Checks settings that are already in memory."""
-        values: dict[str, Any] = dict(number_like(dict(settings)))
-        for assignment in overrides:
-            values = override(values, assignment)
+        values = overridden(number_like(dict(settings)), overrides)
         refuse_unknown(values, [f.name for f in dataclasses.fields(Lesson)], "")
         for needed in ("model", "data"):
             if needed not in values:

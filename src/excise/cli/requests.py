@@ -31,16 +31,6 @@ def asked_of(subject: str, questions: list[Path] | None, texts: list[Path] | Non
     return Asked(subject, tuple(map(str, questions or ())), tuple(map(str, texts or ())), None if retain is None else str(retain))
 
 
-def method_of(settings: list[str] | None) -> dict[str, Any]:
-    """The method's settings that are given by hand."""
-    from excise.settings import override
-
-    values: dict[str, Any] = {}
-    for assignment in settings or ():
-        values = override(values, assignment)
-    return values
-
-
 @app.command()
 def forget(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, a .gguf file, or embedded:NAME.")],
@@ -64,12 +54,13 @@ def forget(
     from excise.files import read_json
     from excise.requests.forget import Settings, sentence
     from excise.requests.forget import forget as carry_out
+    from excise.settings import overridden
     from excise.subject import ModelSpec
 
     wish = asked_of(subject, questions, texts, retain)
     settings = Settings(
         budget=budget,
-        method=method_of(set_),
+        method=overridden({}, set_),
         attacks=tuple(attack or ()),
         adapter=adapter,
         privacy="redact" if redact else "keep",
@@ -113,9 +104,10 @@ def add(
     from excise.console import out
     from excise.requests.forget import Settings
     from excise.requests.ledger import Ledger, table
+    from excise.settings import overridden
 
     ledger = Ledger.open(folder)
-    settings = Settings(budget=budget, method=method_of(set_), privacy="redact" if redact else "keep", seed=seed)
+    settings = Settings(budget=budget, method=overridden({}, set_), privacy="redact" if redact else "keep", seed=seed)
     with narrator() as telling:
         entry = ledger.add(asked_of(subject, questions, texts, retain), settings, telling)
     out.print(table(ledger))

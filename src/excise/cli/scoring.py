@@ -90,13 +90,11 @@ def attribute(
     """Show which tokens of an answer carry the knowledge: phi, delta, entropy, what is selected, weight."""
     from excise.attribute import attribute as attribute_answers
     from excise.data.example import Example
-    from excise.settings import build, override
+    from excise.settings import build, overridden
     from excise.subject import load
     from excise.weights import Attribution
 
-    settings: dict[str, Any] = {}
-    for assignment in set_ or ():
-        settings = override(settings, assignment)
+    settings = overridden({}, set_)
     attribution = build(Attribution, settings, "attribution")
     if not question.strip() or not answer.strip():
         raise_input("attribute needs a question and an answer that are not empty")

@@ -25,12 +25,10 @@ def sweep(
     """Run a recipe with many settings: search or grid, several objectives, a Pareto front, the best trial verified."""
     from excise.console import out as console
     from excise.console import pair_table
-    from excise.settings import number_like, override, read_yaml
+    from excise.settings import number_like, overridden, read_yaml
     from excise.sweep.conduct import sweep as run_sweep
 
-    values = dict(number_like(read_yaml(recipe)))
-    for assignment in set_ or ():
-        values = override(values, assignment)
+    values = overridden(number_like(read_yaml(recipe)), set_)
     with narrator() as telling:
         result = run_sweep(
             values,

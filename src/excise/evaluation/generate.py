@@ -181,8 +181,7 @@ class Finite(LogitsProcessor):
 class Drawn(LogitsProcessor):
     """Leaves one token of each row, drawn from the prediction by one random number for the row.
 
-    ``torch.multinomial``, which Transformers would take, draws one for every token of the vocabulary: on a CPU a third of the time of
-    sampling from a small model.
+    ``torch.multinomial``, which Transformers would take, draws one for every token of the vocabulary.
     """
 
     def __init__(self, temperature: float, top_p: float) -> None:

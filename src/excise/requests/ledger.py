@@ -22,6 +22,7 @@ from excise.requests.forget import Settings, forget, load_record, sentence
 from excise.run import narrated
 from excise.saving import RECORD as MODEL_RECORD
 from excise.saving import merged, save
+from excise.settings import plain
 from excise.stages.state import Narrator, Silent
 from excise.subject import ModelSpec, Subject, load
 
@@ -89,8 +90,6 @@ class Ledger:
             raise InputError(f"{folder / NAME} is broken ({type(error).__name__}: {' '.join(str(error).split())})") from None
 
     def to_json(self) -> dict[str, Any]:
-        from excise.settings import plain
-
         return {"schema": SCHEMA, "base": {"spec": plain(self.base), "fingerprint": self.fingerprint}, "requests": self.entries}
 
     def _write(self) -> None:

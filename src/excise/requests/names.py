@@ -7,48 +7,27 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from excise.data.benchmarks.fivew import same
 from excise.data.example import Example
 from excise.evaluation.metrics.facts import STOP_WORDS
+from excise.fivew.names import OWNER, WORD, Names
+from excise.fivew.nouns import listed
 
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(re.findall(r"\w+", text))
-
-
-WORD = re.compile(r"[A-Z][\w'’-]*\w")
-RUN = re.compile(rf"{WORD.pattern}(?:\s+(?:(?:of|the|de|la|van|von|der|da|di|bin|al)\s+)*{WORD.pattern})*")
-ORDINARY = frozenset(
-    _listed(
-        "ancient battle book city college culture empire english first great history island king kingdom lake language modern mount new old "
-        "queen republic revolution river saint sea second south north east west third university war world i mr mrs dr name tell describe "
-        "explain write list give according summarise state identify january february march april may june july august september october "
-        "november december monday tuesday wednesday thursday friday saturday sunday"
-    )
+ORDINARY = listed(
+    "ancient battle book city college culture empire english first great history island king kingdom lake language modern mount new old "
+    "queen republic revolution river saint sea second south north east west third university war world i mr mrs dr name tell describe "
+    "explain write list give according summarise state identify january february march april may june july august september october "
+    "november december monday tuesday wednesday thursday friday saturday sunday"
 )
 """Capitalised words that name nothing by themselves; they stay where a name is replaced."""
 
 
 def name_words(texts: Sequence[str]) -> list[str]:
-    """The words that make up the names in some texts, the most frequent first.
-
-    A word at the beginning of a sentence counts only where it also stands with a capital elsewhere, or where another
-    name follows it.
-    """
-    inside: Counter[str] = Counter()
-    leading: Counter[str] = Counter()
-    for text in texts:
-        for sentence in re.split(r"(?<=[.!?])\s+", text):
-            for match in RUN.finditer(sentence):
-                words = WORD.findall(match.group())
-                first = not sentence[: match.start()].strip(" \"'“‘(")
-                kept = [word for word in words if word.casefold() not in STOP_WORDS and word.casefold() not in ORDINARY]
-                if first and words and kept and kept[0] == words[0] and len(words) == 1:
-                    leading[kept.pop(0)] += 1
-                inside.update(kept)
-    for word, count in leading.items():
-        if word in inside:
-            inside[word] += count
-    return [word for word, _ in inside.most_common()]
+    """The words that make up the names in some texts, as they are written, the most frequent first."""
+    names = Names.of(texts)
+    parts = {part for text in texts for name in names(text) for part in name.split()} - ORDINARY - STOP_WORDS
+    written = (word for text in texts for word in WORD.findall(text) if word[0].isupper())
+    return [word for word, _ in Counter(word for word in (OWNER.sub("", w) for w in written) if same(word) in parts).most_common()]
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:

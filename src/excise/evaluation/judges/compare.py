@@ -13,7 +13,7 @@ from excise.evaluation.judges import Judge
 from excise.evaluation.judges.agreement import Agreement, Pair
 from excise.evaluation.records import Record
 from excise.evaluation.store import read_file, read_records
-from excise.settings import build, override, refuse_unknown
+from excise.settings import build, overridden, refuse_unknown
 
 SHOWN = 20
 """Disagreements that are printed; the JSON file has all."""
@@ -25,9 +25,7 @@ def build_judges(names: Sequence[str], assignments: Sequence[str]) -> list[Judge
     Raises:
         InputError: an unknown judge or setting, or a value that it cannot have.
     """
-    settings: dict[str, Any] = {}
-    for assignment in assignments:
-        settings = override(settings, assignment)
+    settings = overridden({}, assignments)
     refuse_unknown(settings, ["judges"], "")
     chosen: Any = settings.get("judges", {})
     if not isinstance(chosen, dict):
