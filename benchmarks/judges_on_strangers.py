@@ -2,7 +2,7 @@
 
     python -m benchmarks.judges_on_strangers RUN [--answers 200] [--judges contains similarity model] [--set judges.model.path=FOLDER ...]
 
-Answers of the taught, the unlearned and the twin model on forget and retain questions, as many of each, in the order of the files. An
+Answers of the taught, the unlearned and the twin model, in turn: on the forget questions, then on retain questions until there are enough. An
 answer is right where it holds every content word of the marked fact, wrong where it holds none; one that holds some is neither, and
 is left out and counted. Prints each judge against that truth, then the judges against each other.
 """
@@ -41,15 +41,16 @@ def answers(run: Path, count: int) -> tuple[list[Answer], int]:
     """The answers, and how many were left out because they are neither right nor wrong."""
     found: list[Answer] = []
     partly = 0
-    each = -(-count // (len(PHASES) * len(SPLITS)))
-    for phase, split in itertools.product(PHASES, SPLITS):
-        for record in read_records(run, phase)[split][:each]:
-            recall = FactRecall().per_example(record)
-            if recall is None or record.generation is None or 0.0 < recall < 1.0:
-                partly += 1
-                continue
-            item = Item("truth", record.prompt, record.generation, record.answer, record.label)
-            found.append(Answer(phase, item, recall == 1.0))
+    columns = [[(phase, record) for split in SPLITS for record in records[split]] for phase in PHASES for records in [read_records(run, phase)]]
+    for phase, record in (row for rows in zip(*columns, strict=True) for row in rows):
+        if len(found) == count:
+            break
+        recall = FactRecall().per_example(record)
+        if recall is None or record.generation is None or 0.0 < recall < 1.0:
+            partly += 1
+            continue
+        item = Item("truth", record.prompt, record.generation, record.answer, record.label)
+        found.append(Answer(phase, item, recall == 1.0))
     return found, partly
 
 

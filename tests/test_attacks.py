@@ -28,7 +28,7 @@ from excise.data.example import Benchmark, Example
 from excise.errors import InputError
 from excise.evaluation.records import Record
 from excise.evaluation.score import Score
-from excise.evaluation.store import read_records
+from excise.evaluation.store import answering, read_records
 from excise.evaluation.suites import strangers
 from excise.stages.adapters import AddAdapter
 from excise.subject import Subject
@@ -383,6 +383,43 @@ def test_a_series_writes_records_and_scores(tiny_llama: Subject, tmp_path: Path)
     kept = (tmp_path / "records" / "attack:prompts" / "forget.jsonl").read_text()
     assert SMALL.forget[0].answer not in kept
     assert " ".join(SMALL.forget[0].answer.split()[:3]) not in kept
+
+
+def test_what_came_of_an_attack_is_kept_for_the_same_model_data_and_settings(
+    tiny_llama: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[str] = []
+    original = Scene.ask
+    monkeypatch.setattr(Scene, "ask", lambda self, *a, **k: (runs.append(""), original(self, *a, **k))[1])
+    attacks = build_attacks([{"name": "relearn", "steps": 2, "limit": 3, "batch": 2}, {"name": "sampling", "count": 2, "k": [1], "limit": 2}])
+
+    def attacked(subject: Subject = tiny_llama, attacks: Any = attacks, **rest: Any) -> tuple[Any, dict[str, dict[str, float]], int]:
+        before, costs = len(runs), cast(dict[str, dict[str, float]], {})
+        found = run_attacks(attacks, scene(subject, cache=tmp_path / "cache" / "records", **rest), TWIN, tmp_path / "run", redact=False, costs=costs)
+        return found, costs, len(runs) - before
+
+    first, costs, asked = attacked()
+    assert asked > 0
+    lines = (tmp_path / "run/records/attack:relearn@retrained/forget.jsonl").read_bytes()
+    again, same_costs, asked = attacked()
+    assert (again, same_costs, asked) == (first, costs, 0)
+    assert (tmp_path / "run/records/attack:relearn@retrained/forget.jsonl").read_bytes() == lines
+    assert attacked(seed=1)[2] > 0
+    assert attacked(attacks=build_attacks([{"name": "relearn", "steps": 1, "limit": 3}]))[2] > 0
+    with torch.no_grad():
+        next(tiny_llama.model.parameters()).view(-1)[0] += 1e-3
+    assert attacked()[2] > 0
+    for file in (tmp_path / "cache/attacks").iterdir():
+        file.write_bytes(file.read_bytes()[:-30])
+    assert attacked()[2] > 0, "a file that was cut short is as good as none"
+
+
+def test_an_adapters_scale_is_part_of_what_a_model_says(tiny_llama: Subject) -> None:
+    subject = adapted(tiny("llama"))
+    before = answering(subject)
+    assert before == answering(subject)
+    subject.model.peft_config["default"].lora_alpha *= 2  # type: ignore[union-attr]
+    assert answering(subject) != before
 
 
 def test_a_suite_on_some_splits_keeps_the_measures_of_those() -> None:

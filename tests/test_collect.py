@@ -256,6 +256,31 @@ def test_generation_ends_at_a_stop_token(tiny_llama: Subject, monkeypatch: pytes
     assert generate(tiny_llama, [ids], 8) == [tiny_llama.tokenizer.decode(whole[: whole.index(stop)], skip_special_tokens=True)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kept", [True, False])
+def test_rows_that_have_ended_are_left_out_and_the_others_say_the_same(kind: Kind, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = tiny(kind, seed=5)
+    questions = ["Who?", "Where was the painter born?", "When did the lighthouse open, and why?"] + [
+        f"Question {i}: {'why ' * i}?" for i in range(13)
+    ]
+    prompts = [encode_prompt(subject.tokenizer, subject.template, q) for q in questions]
+    stops = tuple(range(0, subject.base.config.get_text_config().vocab_size, 5))
+    monkeypatch.setattr(generation, "stop_ids", lambda subject: stops)
+    monkeypatch.setitem(globals(), "stop_ids", lambda subject: stops)
+    if not kept:  # as if the model kept a cache whose rows cannot be chosen
+        monkeypatch.setattr(generation, "DynamicCache", int)
+    rows: list[int] = []
+    watch = subject.base.register_forward_pre_hook(lambda m, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True)
+    said = generate(subject, prompts, 16)
+    watch.remove()
+    assert len(set(rows)) >= 2, "rows were left out"
+    assert rows == sorted(rows, reverse=True)
+    assert len(rows) == 16
+    wholes = [greedy_loop(subject, ids, 16) for ids in prompts]
+    assert len({len(whole) for whole in wholes}) > 4
+    assert said == [str(subject.tokenizer.decode(whole, skip_special_tokens=True)) for whole in wholes]
+
+
 def test_stop_tokens_come_from_template_tokenizer_and_model(tiny_llama: Subject) -> None:
     assert tiny_llama.base.generation_config is not None
     tiny_llama.base.generation_config.eos_token_id = [7, 9]

@@ -26,6 +26,22 @@ def model_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def config_fingerprint(model: nn.Module) -> str:
+    """SHA-256 over the model's configuration and the settings of the adapters on it, without where they lie and who wrote them."""
+    base: Any = cast(Any, model).get_base_model() if hasattr(model, "get_base_model") else model
+    parts: dict[str, Any] = {"model": base.config.to_dict(), "active": getattr(model, "active_adapters", None)}
+    for name, config in getattr(model, "peft_config", {}).items():
+        parts[f"adapter {name}"] = config.to_dict()
+    aside = ("_name_or_path", "base_model_name_or_path", "transformers_version", "peft_version", "inference_mode", "revision")
+    kept = {key: {k: v for k, v in value.items() if k not in aside} if isinstance(value, dict) else value for key, value in parts.items()}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=_named).encode()).hexdigest()
+
+
+def _named(value: object) -> object:
+    """What JSON does not know: sets in order, the rest by its text."""
+    return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
+
+
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 over all that decides how a text becomes tokens: the fast tokenizer, special tokens, chat template.
 

@@ -96,8 +96,8 @@ class Prompts:
                 told[record.id] = value
 
         scores: dict[str, Score] = {"forget.fact_recall@as_asked": mean_score(list(told.values()), "lower", "bootstrap", "no example has a fact")}
-        for kind in (*self.kinds, *self.texts):
-            found = self._ask(scene, kind, plan, "forget")
+        asked = {split: self._ask(scene, plan, split) for split in self.splits}
+        for kind, found in asked["forget"].items():
             values: dict[str, float] = {}
             for record, value in found:
                 if value is not None:
@@ -109,24 +109,29 @@ class Prompts:
             if judging_of(scene, "forget") is not None:
                 scores[f"fsr@{kind}"] = forgotten(scene, [record for record, _ in found])
             if "retain" in self.splits and judging_of(scene, "retain") is not None:
-                scores[f"rsr@{kind}"] = retained(scene, [record for record, _ in self._ask(scene, kind, plan, "retain")])
+                scores[f"rsr@{kind}"] = retained(scene, [record for record, _ in asked["retain"][kind]])
         if judging_of(scene, "forget") is not None:
             scores["fsr@any"] = forgotten(scene, list(best.values()))
         records = {**first, "forget": [best[record.id] for record in original]}
         return scene.outcome(records, scores)
 
-    def _ask(self, scene: Scene, kind: str, plan: Plan, split: str) -> list[tuple[Record, float | None]]:
-        """Records of every variant of every example that has one, under the example's own id, and how much each tells."""
-        variants: list[Example] = []
+    def _ask(self, scene: Scene, plan: Plan, split: str) -> dict[str, list[tuple[Record, float | None]]]:
+        """Way of asking -> records of every variant of every example that has one, under the example's own id, and how much each tells."""
         source = scene.suite.sources(scene.benchmark)[split]
-        for example in scene.benchmark.split(source):
-            made = self._variants(example, kind, scene)
-            variants += [dataclasses.replace(new, id=f"{example.id}\n{number}") for number, new in enumerate(made)]
-        if not variants:
-            return []
-        benchmark = dataclasses.replace(scene.benchmark, splits={**scene.benchmark.splits, source: tuple(variants)})
-        records = truths(scene, split, scene.ask(benchmark=benchmark, plans={split: plan})[split])
-        return [(dataclasses.replace(r, id=r.id.partition("\n")[0]), value) for r, value in zip(records, scene.told(records), strict=True)]
+        variants: list[Example] = []
+        kinds: list[str] = []
+        for kind in (*self.kinds, *self.texts):
+            for example in scene.benchmark.split(source):
+                made = self._variants(example, kind, scene)
+                variants += [dataclasses.replace(new, id=f"{example.id}\n{kind}\n{number}") for number, new in enumerate(made)]
+                kinds += [kind] * len(made)
+        found: dict[str, list[tuple[Record, float | None]]] = {kind: [] for kind in (*self.kinds, *self.texts)}
+        if variants:
+            benchmark = dataclasses.replace(scene.benchmark, splits={**scene.benchmark.splits, source: tuple(variants)})
+            records = truths(scene, split, scene.ask(benchmark=benchmark, plans={split: plan})[split])
+            for kind, record, value in zip(kinds, records, scene.told(records), strict=True):
+                found[kind].append((dataclasses.replace(record, id=record.id.partition("\n")[0]), value))
+        return found
 
     def _variants(self, example: Example, kind: str, scene: Scene) -> list[Example]:
         if not example.prompt:

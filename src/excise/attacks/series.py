@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from excise import registry
+from excise.attacks import kept
 from excise.attacks.relearn import steps_to_half
 from excise.attacks.scene import Attack, Outcome, Scene
 from excise.errors import InputError
@@ -68,7 +69,8 @@ def run_attacks(
 
     Args:
         whose: added to the phases' names (empty, or :data:`TWIN`).
-        costs: is filled with what each attack took: phase -> ``seconds``, on this machine, evaluation included.
+        costs: is filled with what each attack took: phase -> ``seconds``, on this machine, evaluation included (when it was run,
+            where its outcome is taken from the cache).
 
     Returns:
         phase -> what stands under it in result.json.
@@ -77,14 +79,21 @@ def run_attacks(
     for named in attacks:
         who = "the twin" if whose else "the model"
         scene.narrator.say(f"Attack on {who}: {named.label}.")
-        begun = time.perf_counter()
-        outcome = named.attack(dataclasses.replace(scene, folder=None if scene.folder is None else scene.folder / f"{named.label}{whose}"))
+        begun, place = time.perf_counter(), kept.place(named.attack, scene)
+        known = kept.read(place)
+        if known is not None:
+            outcome, seconds = known
+            scene.narrator.say("  It was run before; what came of it is taken from the cache.")
+        else:
+            outcome = named.attack(dataclasses.replace(scene, folder=None if scene.folder is None else scene.folder / f"{named.label}{whose}"))
+            seconds = round(time.perf_counter() - begun, 1)
+            kept.write(place, outcome, seconds)
         phase = f"{PHASE}{named.label}{whose}"
         if outcome.records:
             write_records(folder, phase, outcome.records, redact=redact, scores=per_example(outcome.records, scene.suite))
         phases[phase] = as_json(outcome, scene.suite.name)
         if costs is not None:
-            costs[phase] = {"seconds": round(time.perf_counter() - begun, 1)}
+            costs[phase] = {"seconds": seconds}
     return phases
 
 

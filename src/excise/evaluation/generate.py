@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, TopPLogitsWarper
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TopPLogitsWarper,
+)
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from excise.data.encode import end_of_turn
 from excise.evaluation.plan import ANSWERS_AT_ONCE
@@ -21,6 +30,10 @@ if TYPE_CHECKING:
 
     from excise.evaluation.engines import Engine
     from excise.subject import Subject
+
+
+CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__annotations__ else "past_key_values"
+"""What this version of transformers calls the keys and values of the tokens that were read already."""
 
 
 class NotFinite(Exception):
@@ -114,27 +127,76 @@ def generate(
     if engine is not None:
         return [_text(subject, said[0], stops) for said in engine(prompts, max_new_tokens, stops, sampling)]
     pad = cast(int, subject.tokenizer.pad_token_id) if subject.tokenizer.pad_token_id is not None else stops[0]
-    settings = GenerationConfig(
-        max_new_tokens=max_new_tokens, num_beams=1, do_sample=False, use_cache=True, eos_token_id=list(stops), pad_token_id=pad
-    )
+    settings = GenerationConfig(num_beams=1, do_sample=False, use_cache=True, eos_token_id=list(stops), pad_token_id=pad)
     drawn = [] if sampling is None else [Drawn(sampling.temperature, sampling.top_p)]
     order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     texts = [""] * len(prompts)
     with only(subject.base, settings), folded(subject), reading(subject, precision):
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
-            ids, mask = left_padded([prompts[i] for i in rows], pad)
-            out = cast(Any, subject.base).generate(
-                input_ids=ids.to(subject.device),
-                attention_mask=mask.to(subject.device),
-                generation_config=settings,
-                logits_processor=LogitsProcessorList([Finite(rows), *drawn]),
-            )
-            for row, tokens in zip(rows, cast(Tensor, out)[:, ids.shape[1] :].tolist(), strict=True):
+            for row, tokens in _continued(subject, rows, [prompts[i] for i in rows], settings, max_new_tokens, drawn):
                 texts[row] = _text(subject, tokens, stops)
             if progress is not None:
                 progress(start + len(rows))
     return texts
+
+
+def _continued(
+    subject: Subject,
+    rows: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    settings: GenerationConfig,
+    limit: int,
+    drawn: Sequence[LogitsProcessor],
+) -> Iterator[tuple[int, list[int]]]:
+    """(row, new tokens) for each row of one batch. Whenever half of the rows have ended, the others go on without them."""
+    ids, mask = (part.to(subject.device) for part in left_padded(prompts, cast(int, settings.pad_token_id)))
+    width, past = ids.shape[1], None
+    rows = list(rows)
+    while True:
+        settings.max_new_tokens = limit - (ids.shape[1] - width)
+        ended = HalfEnded(cast(list[int], settings.eos_token_id), width)
+        out = cast(Any, subject.base).generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=settings,
+            return_dict_in_generate=True,
+            **({} if past is None else {CACHE: past}),
+            logits_processor=LogitsProcessorList([Finite(rows), *drawn]),
+            stopping_criteria=StoppingCriteriaList([ended]),
+        )
+        ids, past = cast(Tensor, out.sequences), out[CACHE]
+        open_rows = (~ended.ended(ids)).nonzero()[:, 0]
+        finished = not len(open_rows) or ids.shape[1] - width >= limit
+        for i, tokens in enumerate(ids[:, width:].tolist()):
+            if finished or i not in open_rows:
+                yield rows[i], tokens
+        if finished:
+            return
+        rows = [rows[i] for i in open_rows.tolist()]
+        mask = torch.cat([mask, mask.new_ones(len(mask), ids.shape[1] - mask.shape[1])], dim=1)[open_rows]
+        ids = ids[open_rows]
+        if isinstance(past, DynamicCache):
+            past.batch_select_indices(open_rows)
+        else:
+            past = None  # a cache of another kind: what was said so far is read again
+
+
+class HalfEnded(StoppingCriteria):
+    """Stops where half of the rows have ended, if there are enough to be worth it and their cache can go on with some of its rows."""
+
+    FEWEST = 8
+
+    def __init__(self, stops: Sequence[int], width: int) -> None:
+        self.stops, self.width = stops, width
+
+    def ended(self, ids: Tensor) -> Tensor:
+        """Whether each row has a stop token among its new ones [rows]."""
+        return torch.isin(ids[:, self.width :], torch.tensor(self.stops, device=ids.device)).any(dim=1)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        enough = len(input_ids) >= self.FEWEST and int(self.ended(input_ids).sum()) * 2 >= len(input_ids)
+        return torch.full((len(input_ids),), enough, device=input_ids.device)
 
 
 def _text(subject: Subject, tokens: Sequence[int], stops: Sequence[int]) -> str:

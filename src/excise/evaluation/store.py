@@ -18,7 +18,7 @@ from excise.files import append_line, read_lines, whole_lines, write_lines
 if TYPE_CHECKING:
     from excise.subject import Subject
 
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 """Raise it when what a model is asked, or how an answer is computed, changes: what was kept by another version is not read."""
 
 ExampleScores = Mapping[str, Sequence[Mapping[str, float | None]]]
@@ -120,12 +120,7 @@ class Journal:
     @staticmethod
     def of(folder: Path, subject: Subject, precision: str) -> Journal:
         """The journal of a model, with its template and precision."""
-        from excise.evaluation.generate import stop_ids
-        from excise.fingerprint import tokenizer_fingerprint
-
-        model, tokenizer = subject.fingerprint(), tokenizer_fingerprint(subject.tokenizer)
-        parts = [RECORD_VERSION, model, tokenizer, dataclasses.asdict(subject.template), stop_ids(subject), precision]
-        return Journal(folder / f"{_digest(parts)}.jsonl")
+        return Journal(folder / f"{_digest([RECORD_VERSION, answering(subject), precision])}.jsonl")
 
     @staticmethod
     def key(*parts: object) -> Key:
@@ -144,6 +139,18 @@ class Journal:
         self.values |= new
         if self.place is not None and new:
             append_line(self.place, new)
+
+
+def answering(subject: Subject) -> str:
+    """A digest of everything but question and precision that decides what a model says.
+
+    Weights, configuration, the settings of its adapters, tokenizer, template and stop tokens.
+    """
+    from excise.evaluation.generate import stop_ids
+    from excise.fingerprint import config_fingerprint, tokenizer_fingerprint
+
+    parts = [subject.fingerprint(), config_fingerprint(subject.model), tokenizer_fingerprint(subject.tokenizer)]
+    return _digest([*parts, dataclasses.asdict(subject.template), stop_ids(subject)])
 
 
 def _digest(value: object) -> str:
