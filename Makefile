@@ -1,5 +1,6 @@
 # make demo    a first result: set-up, then teach, unlearn, evaluate, report   (make demo ARGS="--method s_npo")
 # make test    set-up, then the whole test suite                               (make test ARGS="-k tokens")
+# make results-small    the small studies of docs/results.md, made again
 # A second call sets nothing up again. On a machine that reaches the public package index, the CPU build of PyTorch comes from
 # PyTorch's own index: make demo TORCH_INDEX=URL (pytorch.org, "Get started", names it); without it pip takes what it finds.
 
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-fast check bench docs format wheel clean
+.PHONY: demo test test-fast check bench results-small docs format wheel clean
 
 demo: $(VENV)/ready-demo
 	$(BIN)/excise demo $(ARGS)
@@ -30,6 +31,10 @@ check: $(VENV)/ready-test
 
 bench: $(VENV)/ready-test
 	$(BIN)/python -m benchmarks $(ARGS)
+
+results-small: $(VENV)/ready-test
+	$(BIN)/python -m studies.attribution $(ARGS)
+	$(BIN)/python -m studies.snr $(ARGS)
 
 docs: $(VENV)/ready-test
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -W ignore -m mkdocs build --strict --quiet --site-dir site

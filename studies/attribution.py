@@ -1,6 +1,6 @@
 """Which score of answer tokens finds the fact? Average precision against the marked spans of a taught world.
 
-    python -m studies.attribution --taught FOLDER [--base embedded:smollm2] [--people 4 16 2] [--gradients 20] [--out docs/results/attribution]
+    python -m studies.attribution [--taught FOLDER] [--base embedded:smollm2] [--people 4 16 2] [--gradients 20] [--out docs/results/attribution]
 
 FOLDER is what `excise teach` wrote (target and twin), or a folder of the demo's cache (~/.cache/excise/taught/*). Every answer of forget and
 retain counts; a token is right where any of its characters belongs to the marked span. Writes OUT.json and OUT.svg and prints the table, the
@@ -39,6 +39,7 @@ from excise.report.result import Score
 from excise.subject import ModelSpec, Subject, load
 from excise.weights import Attribution
 from excise.weights.masking import Masking
+from studies.world import add_taught, folder
 
 R = 0.2
 """Share of the tokens that TokenUnlearn's hard form selects."""
@@ -171,14 +172,15 @@ def figure(table: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--taught", type=Path, required=True)
+    add_taught(parser)
     parser.add_argument("--base", default="embedded:smollm2")
     parser.add_argument("--people", type=int, nargs=3, default=[4, 16, 2], metavar=("FORGET", "RETAIN", "HOLDOUT"))
     parser.add_argument("--gradients", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("docs/results/attribution"))
     arguments = parser.parse_args()
+    taught = folder(arguments.taught)
     begun = time.perf_counter()
-    target, twin = str(arguments.taught / "target"), str(arguments.taught / "twin")
+    target, twin = str(taught / "target"), str(taught / "twin")
     subject = load(ModelSpec(path=target, system=""))
     forget, retain, holdout = arguments.people
     benchmark = Strangers(forget_people=forget, retain_people=retain, holdout_people=holdout)()
@@ -187,7 +189,7 @@ def main() -> None:
     table = rows_of(answers)
     seconds = time.perf_counter() - begun
     found = {
-        "command": f"python -m studies.attribution --taught {arguments.taught.name} --people {forget} {retain} {holdout}",
+        "command": f"python -m studies.attribution --people {forget} {retain} {holdout}",
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
         "versions": {name: version(name) for name in ("torch", "transformers", "spacy", "scikit-learn")},

@@ -1,6 +1,6 @@
 """A deletion request on the demo's taught model: the questions about some of its people, carried out by `excise forget`.
 
-    python -m studies.requests --taught FOLDER --out DIR [--people 2] [--set epochs=12]
+    python -m studies.requests [--taught FOLDER] --out DIR [--people 2] [--set epochs=12]
 
 Writes DIR/questions.jsonl (five questions about each person, with the marked facts and another wording) and the run folder DIR/run.
 """
@@ -17,15 +17,17 @@ from excise.requests.build import Asked
 from excise.requests.forget import Settings, forget, sentence
 from excise.settings import overridden
 from excise.subject import ModelSpec
+from studies.world import add_taught, folder
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--taught", type=Path, required=True, help="what `excise teach` wrote for the demo's world")
+    add_taught(parser)
     parser.add_argument("--people", type=int, default=2)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    taught = folder(arguments.taught)
     forgotten = Strangers(forget_people=4, retain_people=16, holdout_people=2)().split("forget")
     chosen = list(dict.fromkeys(example.group for example in forgotten))[: arguments.people]
     arguments.out.mkdir(parents=True)
@@ -37,7 +39,7 @@ def main() -> None:
     ]
     write_lines(questions, rows)
     begun = time.perf_counter()
-    model = ModelSpec(path=str(arguments.taught / "target"), system="")
+    model = ModelSpec(path=str(taught / "target"), system="")
     found = forget(model, Asked(questions=(str(questions),)), arguments.out / "run", Settings(method=overridden({}, arguments.set)))
     for line in found["how"]:
         print(line)

@@ -1,6 +1,6 @@
 """Does the signal of the forget gradient grow like T/|K| where only the fact's tokens count? Measured, and checked on made-up gradients.
 
-    python -m studies.snr --taught FOLDER [--answers 20] [--layers 7 15 23] [--out docs/results/snr.json]
+    python -m studies.snr [--taught FOLDER] [--answers 20] [--layers 7 15 23] [--out docs/results/snr.json]
     python -m studies.snr --synthetic
 
 For each answer the gradient of every token's log-probability on the MLP's down projections of some layers is taken through a fixed random
@@ -33,6 +33,7 @@ from excise.tokens import collate, layout_of, score
 from excise.weights import Attribution
 from excise.weights.attribution import hard, soft
 from studies.attribution import right_tokens, summary
+from studies.world import add_taught, folder
 
 SKETCH = 24
 """Each layer's gradient matrix is looked at through SKETCH x SKETCH random products."""
@@ -138,7 +139,7 @@ def power(logarithm: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--taught", type=Path)
+    add_taught(parser)
     parser.add_argument("--answers", type=int, default=20)
     parser.add_argument("--layers", type=int, nargs="+", default=[7, 15, 23])
     parser.add_argument("--synthetic", action="store_true")
@@ -150,10 +151,9 @@ def main() -> None:
         print(f"| {known} | {wanted:g} | {gain:.2f} |")
     if arguments.synthetic:
         return
-    if arguments.taught is None:
-        raise SystemExit("give --taught FOLDER (what excise teach wrote), or --synthetic")
+    taught = folder(arguments.taught)
     begun = time.perf_counter()
-    subject = load(ModelSpec(path=str(arguments.taught / "target"), system=""))
+    subject = load(ModelSpec(path=str(taught / "target"), system=""))
     examples = Strangers(forget_people=4, retain_people=16, holdout_people=2)().split("forget")[: arguments.answers]
     found = measured(subject, examples, arguments.layers)
     print(f"\n| weights | ratio to uniform, geometric mean over {len(examples)} answers |\n|---|---|")
@@ -163,7 +163,7 @@ def main() -> None:
     write_json(
         arguments.out,
         {
-            "command": f"python -m studies.snr --taught {arguments.taught.name} --answers {len(examples)}",
+            "command": f"python -m studies.snr --answers {len(examples)}",
             "date": time.strftime("%Y-%m-%d"),
             "seconds": round(time.perf_counter() - begun, 1),
             "versions": {name: version(name) for name in ("torch", "transformers")},

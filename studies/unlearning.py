@@ -1,6 +1,6 @@
 """Does it matter which tokens are unlearned? Methods under several token weights, on one taught model, with equal optimiser steps.
 
-    python -m studies.unlearning --taught FOLDER [--methods wga npo ga rmu] [--weights uniform paper names contrast] [--forms t s]
+    python -m studies.unlearning [--taught FOLDER] [--methods wga npo ga rmu] [--weights uniform paper names contrast] [--forms t s]
                                  [--rates 0.5 1 2] [--seeds 0] [--relearn 10] [--rows docs/results/unlearning.jsonl]
 
 FOLDER is what `excise teach` wrote for the demo's world (target and twin). Every run starts from the same target, which is loaded once; its
@@ -32,6 +32,7 @@ from excise.run import run_stages
 from excise.stages.state import State
 from excise.subject import ModelSpec, Subject, load
 from excise.tokens import resolve_precision
+from studies.world import add_taught, folder
 
 WEIGHTS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -86,7 +87,7 @@ def best(rows: Sequence[Mapping[str, Any]], before: Mapping[str, float]) -> Mapp
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--taught", type=Path, required=True)
+    add_taught(parser)
     parser.add_argument("--methods", nargs="+", default=["wga", "npo"], choices=("wga", "npo", "ga", "rmu"))
     parser.add_argument("--weights", nargs="+", default=["uniform", "paper", "word", "contrast"], choices=("uniform", *WEIGHTS))
     parser.add_argument("--forms", nargs="+", default=["t"], choices=("t", "s"))
@@ -96,13 +97,14 @@ def main() -> None:
     parser.add_argument("--relearn", type=int, default=0)
     parser.add_argument("--rows", type=Path, default=Path("docs/results/unlearning.jsonl"))
     arguments = parser.parse_args()
-    twin_folder = str(arguments.taught / "twin")
+    taught = folder(arguments.taught)
+    twin_folder = str(taught / "twin")
     benchmark = Strangers(forget_people=4, retain_people=16, holdout_people=2, questions=60)()
     cache = cache_folder() / "records"
     twin = load(ModelSpec(path=twin_folder, system=""))
     twin_records, _ = evaluate(twin, benchmark, strangers(), cache=cache)
     del twin
-    subject = load(ModelSpec(path=str(arguments.taught / "target"), system=""))
+    subject = load(ModelSpec(path=str(taught / "target"), system=""))
     _, scores = evaluate(subject, benchmark, strangers(), retrained=twin_records, cache=cache)
     before = {name: score.value for name, score in scores.items() if score.value is not None}
     arguments.rows.parent.mkdir(parents=True, exist_ok=True)

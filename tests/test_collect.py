@@ -18,7 +18,7 @@ from excise.errors import InputError
 from excise.evaluation import collect as module
 from excise.evaluation import generate as generation
 from excise.evaluation.collect import Plan, collect, read_records, write_records
-from excise.evaluation.generate import Drawn, generate, left_padded, stop_ids
+from excise.evaluation.generate import Drawn, alike, generate, left_padded, stop_ids
 from excise.evaluation.records import Record, Records, TextScore
 from excise.subject import Subject, load
 
@@ -260,9 +260,7 @@ def test_generation_ends_at_a_stop_token(tiny_llama: Subject, monkeypatch: pytes
 @pytest.mark.parametrize("kept", [True, False])
 def test_rows_that_have_ended_are_left_out_and_the_others_say_the_same(kind: Kind, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = tiny(kind, seed=5)
-    questions = ["Who?", "Where was the painter born?", "When did the lighthouse open, and why?"] + [
-        f"Question {i}: {'why ' * i}?" for i in range(13)
-    ]
+    questions = [f"Question {i}: {'why ' * (10 + i)}?" for i in range(16)]
     prompts = [encode_prompt(subject.tokenizer, subject.template, q) for q in questions]
     stops = tuple(range(0, subject.base.config.get_text_config().vocab_size, 5))
     monkeypatch.setattr(generation, "stop_ids", lambda subject: stops)
@@ -300,6 +298,12 @@ def test_settings_that_a_hub_model_ships_do_not_leak_into_greedy_decoding(tiny_l
         assert generate(tiny_llama, ids, 12) == expected
     assert tiny_llama.base.generation_config is settings
     assert settings.repetition_penalty == 5.0
+
+
+def test_prompts_of_a_batch_are_alike() -> None:
+    assert alike([30, 100, 50, 49, 60, 25, 24], 3) == [[1, 4, 2], [3, 0, 5], [6]]
+    assert alike([10, 4, 10], 9) == [[0, 2], [1]]
+    assert alike([], 5) == []
 
 
 def test_padding_is_masked_by_length_and_not_by_token() -> None:

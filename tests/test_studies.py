@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from studies import attribution, faults, snr, unlearning
+from studies import adapters, attribution, erasure, faults, snr, unlearning
 
 from conftest import REPOSITORY, tiny
 from excise.data.encode import encode
@@ -17,7 +18,7 @@ from excise.data.example import Example
 from excise.weights.masking import Masking
 
 
-@pytest.mark.parametrize("name", ["attribution", "snr", "unlearning", "faults", "requests"])
+@pytest.mark.parametrize("name", ["attribution", "snr", "unlearning", "faults", "requests", "erasure", "adapters"])
 def test_every_study_says_what_it_takes(name: str) -> None:
     ran = subprocess.run([sys.executable, "-m", f"studies.{name}", "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -101,3 +102,56 @@ def test_the_best_run_is_the_lowest_that_keeps_what_it_must() -> None:
     assert name == "t_ga"
     assert values["attribution"] == {"hide": "mentions", "copies": "drop", "mask": "names", "unit": "word", "r": 0.3}
     assert unlearning.settings("ga", "uniform", "t", 0.3, "twin")[0] == "ga_kl"
+
+
+def test_turned_rows_are_those_that_moved_and_keep_their_distance() -> None:
+    subject = tiny("llama")
+    weight = cast(torch.Tensor, subject.embedding.weight)
+    original = weight.detach().clone()
+    with torch.no_grad():
+        weight[[3, 7]] += torch.tensor([[1.0], [2.0]])
+    length = (weight - original).norm(dim=1)
+    moved = weight.detach().clone()
+    erasure.turn(subject, original, seed=0)
+    assert torch.allclose((weight - original).norm(dim=1), length, atol=1e-5)
+    assert [int(i) for i in ((weight - original) != 0).any(dim=1).nonzero()[:, 0]] == [3, 7]
+    cosine = torch.nn.functional.cosine_similarity((weight - original)[[3, 7]], (moved - original)[[3, 7]])
+    assert (cosine.abs() < 0.9).all()
+
+
+def test_chains_carry_the_strength_that_was_found() -> None:
+    name, values = erasure.settings("ember+rmu_half", 200, 1, 10.0, [4], "")
+    assert name == "ember+rmu"
+    assert (values["strength"], values["features"], values["factor_seed"]) == (10.0, [4], 43)
+    assert values["steps"] == erasure.RMU["steps"] // 2
+    from excise.recipe import build_methods
+
+    for method in erasure.METHODS:
+        if not method.startswith("random"):
+            build_methods(*erasure.settings(method, 200, 0, 10.0, None, "sae"))
+
+
+def test_every_searched_setting_builds_and_every_method_has_eight() -> None:
+    from excise.recipe import build_methods
+
+    for label, (name, space) in adapters.SPACES.items():
+        assert len(space) == 8, label
+        assert len({str(settings) for settings in space}) == 8, label
+        for settings in space:
+            build_methods(name, adapters.nested(settings))
+    for changed in adapters.ABLATIONS.values():
+        off = {key for key, setting in changed.items() if setting is None}
+        merged = {**adapters.MAAT, **changed}
+        build_methods("maat", adapters.nested({k: v for k, v in merged.items() if k in off or k.partition(".")[0] not in off}))
+
+
+def test_the_table_marks_the_front(capsys: pytest.CaptureFixture[str]) -> None:
+    def row(fsr: float, rsr: float) -> dict[str, Any]:
+        names = ["fsr", "rsr", "fsr_rsr", "retain.repetition_rate", *(f"{k}@{w}" for k in ("fsr", "rsr") for w in adapters.LABELS)]
+        scores = {name: {"value": 0.0, "ci95": None} for name in names}
+        return {"seconds": 1.0, "peak_mb": 1.0, "scores": {**scores, "fsr": {"value": fsr, "ci95": [0, 100]}, "rsr": {"value": rsr, "ci95": None}}}
+
+    adapters.table({"target": [row(0, 95)], "good": [row(80, 90), row(70, 90)], "bad": [row(70, 80)]})
+    lines = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines()[2:]}
+    assert set(lines) == {"target *", "good *", "bad"}
+    assert "| 75 [0, 100] | 90 |" in lines["good *"]

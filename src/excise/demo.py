@@ -47,7 +47,7 @@ ATTRIBUTION: dict[str, Any] = {"copies": "drop", "r": 0.3}
 
 
 ATTACKS: tuple[dict[str, Any], ...] = (
-    {"name": "relearn", "steps": 20, "points": [0, 5, 10], "lr": 2e-5, "splits": ["forget"], "limit": 20},
+    {"name": "relearn", "steps": 20, "points": [0, 10], "lr": 2e-5, "splits": ["forget"], "limit": 20},
     {"name": "quantise", "kind": "q4_0", "limit": 20},
     {"name": "prompts", "kinds": ["paraphrase", "prefix", "few_shot", "completion", "partial"], "limit": 20},
     {"name": "sampling", "count": 8, "k": [1, 8], "temperatures": [1.0], "limit": 20},

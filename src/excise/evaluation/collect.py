@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from excise.data.encode import BARE, Encoded, encode, encode_prompt
 from excise.data.example import Benchmark, Example
 from excise.errors import InputError
-from excise.evaluation.generate import NotFinite, Sampling, generate, sample
+from excise.evaluation.generate import NotFinite, Sampling, alike, generate, sample
 from excise.evaluation.plan import ANSWERS_AT_ONCE, Plan
 from excise.evaluation.records import Record, Records, TextScore
 from excise.evaluation.store import Journal, Key, read_records, write_records
@@ -54,7 +54,7 @@ __all__ = ["Plan", "Progress", "collect", "likelihoods", "read_records", "write_
 _CHUNK = 2**25
 """Logits held at once (128 MB in float32), whatever the batch and the vocabulary."""
 
-BLOCK = 50
+BLOCK = 100
 """Examples whose texts may share a batch."""
 
 Progress = Callable[[str, int, int], None]
@@ -102,8 +102,10 @@ def collect(
     can_share(subject)
     chosen = {split: benchmark.split(split)[:limit] for split in plans}
     apart = ranks.several() and not is_spread(subject.base)  # spread weights need all processes for every text
+    own = {split: ranks.own_stretch(examples) if apart else examples for split, examples in chosen.items()}
     with reading(subject, resolved):
-        found = {split: run.split(split, plan, ranks.own_stretch(chosen[split]) if apart else chosen[split]) for split, plan in plans.items()}
+        run.answer(plans, own)
+        found = {split: run.split(split, plan, own[split]) for split, plan in plans.items()}
     return {split: _gathered(rows) for split, rows in found.items()} if apart else found
 
 
@@ -144,12 +146,25 @@ class _Run:
     planned: set[Key] = field(default_factory=set)
     """What was put into a batch of this run, known or not: batches must not depend on what is known already."""
 
+    def answer(self, plans: Mapping[str, Plan], examples: Mapping[str, Sequence[Example]]) -> None:
+        """Lets the model answer the questions of all splits together: a batch of few rows takes nearly as long as one of many.
+
+        A round takes a block of every split, so that the rounds of a subset whose size is a multiple of the block are those of the whole.
+        """
+        asking = {split: plan for split, plan in plans.items() if plan.generation}
+        for most in dict.fromkeys(plan.max_new_tokens for plan in asking.values()):
+            together = {split: examples[split] for split, plan in asking.items() if plan.max_new_tokens == most}
+            total = sum(bool(e.prompt) for split in together for e in together[split])
+            count = _Counter(" and ".join(together) if len(together) < 3 else f"{len(together)} splits", {"answering": total}, self.tell)
+            for start in range(0, max(map(len, together.values())), BLOCK):
+                block = [(split, e) for split, rows in together.items() for e in rows[start : start + BLOCK]]
+                self._generate(most, block, count)
+
     def split(self, name: str, plan: Plan, examples: Sequence[Example]) -> list[Record]:
         texts = sum(len(plan.asked(e)) for e in examples)
         asked = len([e for e in examples if e.prompt])
         wanted = {
             "scoring": texts,
-            "answering": asked * plan.generation,
             "sampling": asked * bool(plan.samples),
             "gradients": len(examples) * plan.gradient,
         }
@@ -157,8 +172,6 @@ class _Run:
         for start in range(0, len(examples), BLOCK):
             block = examples[start : start + BLOCK]
             self._score(plan, block, count)
-            if plan.generation:
-                self._generate(plan, block, count)
             if plan.samples:
                 self._sample(plan, block, count)
             if plan.gradient:
@@ -217,22 +230,21 @@ class _Run:
         template = self.subject.template
         return [encode_prompt(self.subject.tokenizer, BARE if e.bare else template, e.prompt, e.opening, e.history) for e in examples]
 
-    def _generate(self, plan: Plan, examples: Sequence[Example], count: _Counter) -> None:
-        pending = self._pending(examples, lambda e: answer_key(e, plan, self.engine))
+    def _generate(self, most: int, examples: Sequence[tuple[str, Example]], count: _Counter) -> None:
+        pending = self._pending([e for _, e in examples], lambda e: answer_key(e, most, self.engine))
         keys, asked = list(pending), list(pending.values())
         prompts = self._prompts(asked)
-        order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-        for start in range(0, len(order), self.generate_batch):
-            rows = [i for i in order[start : start + self.generate_batch] if keys[i] not in self.known]
+        for batch in alike([len(prompt) for prompt in prompts], self.generate_batch):
+            rows = [i for i in batch if keys[i] not in self.known]
             if rows:
                 try:
-                    asked_now = [prompts[i] for i in rows]
-                    said = generate(self.subject, asked_now, plan.max_new_tokens, precision=self.precision, batch=len(rows), engine=self.engine)
+                    said = generate(self.subject, [prompts[i] for i in rows], most, precision=self.precision, batch=len(rows), engine=self.engine)
                 except NotFinite as error:
-                    raise _not_finite(self.subject, count.split, asked[rows[error.index]].id) from None
+                    wrong = asked[rows[error.index]]
+                    raise _not_finite(self.subject, next(split for split, e in examples if e is wrong), wrong.id) from None
                 self.known.add(zip(rows, said, strict=True), keys)
-            count.add("answering", len(order[start : start + self.generate_batch]))
-        count.finish("answering", sum(bool(e.prompt) for e in examples))
+            count.add("answering", len(batch))
+        count.finish("answering", sum(bool(e.prompt) for _, e in examples))
 
     def _sample(self, plan: Plan, examples: Sequence[Example], count: _Counter) -> None:
         pending = self._pending(examples, lambda e: sample_key(e, plan, self.engine))
@@ -286,7 +298,7 @@ class _Run:
             options=tuple(map(scored, example.options)) if plan.options else (),
             letters=tuple(scored(text, form) for form, text in plan.lettered(example)),
             gold=example.gold,
-            generation=self.known[answer_key(example, plan, self.engine)] if plan.generation and example.prompt else None,
+            generation=self.known[answer_key(example, plan.max_new_tokens, self.engine)] if plan.generation and example.prompt else None,
             samples=tuple(self.known[sample_key(example, plan, self.engine)]) if plan.samples and example.prompt else (),
             gradient_norm=self.known[gradient_key(example)] if plan.gradient else None,
         )
@@ -304,9 +316,9 @@ def score_key(form: Example, text: str, spread: bool) -> Key:
     return Journal.key("score", form.prompt, form.bare, text, spread, *form.history)
 
 
-def answer_key(example: Example, plan: Plan, engine: Engine | None = None) -> Key:
+def answer_key(example: Example, max_new_tokens: int, engine: Engine | None = None) -> Key:
     others = [*example.history, *([] if engine is None else [("engine", engine.name)])]
-    return Journal.key("answer", example.prompt, example.bare, example.opening, plan.max_new_tokens, *others)
+    return Journal.key("answer", example.prompt, example.bare, example.opening, max_new_tokens, *others)
 
 
 def sample_key(example: Example, plan: Plan, engine: Engine | None = None) -> Key:

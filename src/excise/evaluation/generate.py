@@ -127,18 +127,30 @@ def generate(
     if engine is not None:
         return [_text(subject, said[0], stops) for said in engine(prompts, max_new_tokens, stops, sampling)]
     pad = cast(int, subject.tokenizer.pad_token_id) if subject.tokenizer.pad_token_id is not None else stops[0]
-    settings = GenerationConfig(num_beams=1, do_sample=False, use_cache=True, eos_token_id=list(stops), pad_token_id=pad)
+    settings = GenerationConfig(
+        num_beams=1, do_sample=False, use_cache=True, return_dict_in_generate=True, eos_token_id=list(stops), pad_token_id=pad
+    )
     drawn = [] if sampling is None else [Drawn(sampling.temperature, sampling.top_p)]
-    order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-    texts = [""] * len(prompts)
+    texts, done = [""] * len(prompts), 0
     with only(subject.base, settings), folded(subject), reading(subject, precision):
-        for start in range(0, len(order), batch):
-            rows = order[start : start + batch]
+        for rows in alike([len(prompt) for prompt in prompts], batch):
             for row, tokens in _continued(subject, rows, [prompts[i] for i in rows], settings, max_new_tokens, drawn):
                 texts[row] = _text(subject, tokens, stops)
+            done += len(rows)
             if progress is not None:
-                progress(start + len(rows))
+                progress(done)
     return texts
+
+
+def alike(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Batches of at most so many prompts, the longest first, none shorter than half of the longest of its batch: every row is padded to that."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if batches and len(batches[-1]) < most and 2 * lengths[i] >= lengths[batches[-1][0]]:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
 
 
 def _continued(
@@ -160,7 +172,6 @@ def _continued(
             input_ids=ids,
             attention_mask=mask,
             generation_config=settings,
-            return_dict_in_generate=True,
             **({} if past is None else {CACHE: past}),
             logits_processor=LogitsProcessorList([Finite(rows), *drawn]),
             stopping_criteria=StoppingCriteriaList([ended]),
