@@ -260,9 +260,10 @@ def test_generation_ends_at_a_stop_token(tiny_llama: Subject, monkeypatch: pytes
 @pytest.mark.parametrize("kept", [True, False])
 def test_rows_that_have_ended_are_left_out_and_the_others_say_the_same(kind: Kind, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = tiny(kind, seed=5)
-    questions = [f"Question {i}: {'why ' * (10 + i)}?" for i in range(16)]
-    prompts = [encode_prompt(subject.tokenizer, subject.template, q) for q in questions]
-    stops = tuple(range(0, subject.base.config.get_text_config().vocab_size, 5))
+    drawn = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(10, 250, (10 + i % 5,), generator=drawn).tolist() for i in range(16)]
+    monkeypatch.setitem(globals(), "stop_ids", lambda subject: ())
+    stops = tuple({greedy_loop(subject, ids, 16)[2 + i] for i, ids in enumerate(prompts[:10])})
     monkeypatch.setattr(generation, "stop_ids", lambda subject: stops)
     monkeypatch.setitem(globals(), "stop_ids", lambda subject: stops)
     if not kept:  # as if the model kept a cache whose rows cannot be chosen
@@ -273,9 +274,9 @@ def test_rows_that_have_ended_are_left_out_and_the_others_say_the_same(kind: Kin
     watch.remove()
     assert len(set(rows)) >= 2, "rows were left out"
     assert rows == sorted(rows, reverse=True)
-    assert len(rows) == 16
     wholes = [greedy_loop(subject, ids, 16) for ids in prompts]
-    assert len({len(whole) for whole in wholes}) > 4
+    assert len(rows) == max(min(len(whole) + 1, 16) for whole in wholes)
+    assert len({len(whole) for whole in wholes}) >= 2
     assert said == [str(subject.tokenizer.decode(whole, skip_special_tokens=True)) for whole in wholes]
 
 
