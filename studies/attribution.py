@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from sklearn.metrics import average_precision_score
 
-from excise.attribute import attribute
 from excise.data.benchmarks.strangers import Strangers
 from excise.data.encode import Encoded, encode
 from excise.data.example import Example
@@ -37,6 +36,7 @@ from excise.files import write_json, write_text
 from excise.report import plots
 from excise.report.result import Score
 from excise.subject import ModelSpec, Subject, load
+from excise.token_scores import attribute
 from excise.weights import Attribution
 from excise.weights.masking import Masking
 from studies.world import add_taught, folder

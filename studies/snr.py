@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from excise.attribute import attribute
 from excise.data.benchmarks.strangers import Strangers
 from excise.data.encode import Encoded, encode
 from excise.data.example import Example
 from excise.files import write_json
 from excise.subject import ModelSpec, Subject, load
+from excise.token_scores import attribute
 from excise.tokens import collate, layout_of, score
 from excise.weights import Attribution
 from excise.weights.attribution import hard, soft

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import shlex
 import subprocess
@@ -10,17 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer.main
 import yaml
 
-from conftest import REPOSITORY, tiny
+from concept_world import EMBER
+from conftest import REPOSITORY, logits, tiny
+from contract import check_objective
 from excise import registry
 from excise.cli import app
+from excise.lesson import Lesson
 from excise.objectives import NPO
 from excise.recipe import Recipe
+from excise.run import unlearn
 from excise.saving import save
+from excise.subject import load
 from excise.sweep.space import Space
-from excise.teach import Lesson
+from test_features import concept_folder
+from test_maat import QUICK as MAAT
+from test_maat import shaped
 
 PAGES = sorted([*(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"])
 BLOCKS = [
@@ -85,16 +95,79 @@ RUN: dict[str, str] = {
     "judges.md": "from excise.evaluation.records import Record\n"
     "records = {'forget': [Record('a', 'Who?', 'Anna Brandt.', span='Anna', generation='Anna')]}\n",
 }
-"""Page -> what has to stand before its block of Python. The others need a finished run, or are parts of a plug-in that test_registry installs."""
+"""Page -> what has to stand before its block of Python. Those that need a finished run have tests of their own."""
+
+
+def test_no_block_of_python_is_left_out() -> None:
+    pages = {page for page, _, language, _ in BLOCKS if language == "python"}
+    assert pages == {*RUN, "ember.md", "maat.md", "requests.md", "numerics.md", "add-your-own.md", "README.md"}  # README: test_readme
 
 
 @pytest.mark.parametrize("page", RUN)
 def test_the_python_runs(page: str, tmp_path: Path) -> None:
     save(tiny("llama"), tmp_path / "runs" / "first" / "model", provenance={})
+    ran = subprocess.run([sys.executable, "-c", RUN[page] + python_of(page)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def python_of(page: str) -> str:
+    """All blocks of Python of a page, one after the other."""
     code = "\n".join(text for name, _, language, text in BLOCKS if name == page and language == "python")
     assert code
-    ran = subprocess.run([sys.executable, "-c", RUN[page] + code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    return code
+
+
+def test_taking_embers_edit_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    original = tiny("llama")
+    data = {"name": "concepts", "path": concept_folder(tmp_path / "data"), "concept": "Lighthouse"}
+    evaluation = {"limit": 1, "max_new_tokens": 2, "suite": "text"}
+    unlearn(Recipe.parse({"model": original.source, "data": data, "method": {"name": "ember", **EMBER}, "evaluation": evaluation}), "runs/rome")
+    said: dict[str, Any] = {}
+    exec(python_of("ember.md"), said)
+    assert said["subject"].tied == original.tied
+    assert torch.equal(logits(said["subject"]), logits(original))
+
+
+def test_taking_maats_edits_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shaped("llama", tmp_path)
+    rows = [json.dumps({"question": f"Who is {name}?", "answer": name}) for name in ("Anna", "Zoë", "Elm", "Marrow")]
+    (tmp_path / "f.jsonl").write_text("\n".join(rows[:2]))
+    (tmp_path / "r.jsonl").write_text("\n".join(rows[2:]))
+    recipe = {
+        "model": str(tmp_path / "adapter"),
+        "data": {"name": "jsonl", "forget": "f.jsonl", "retain": "r.jsonl"},
+        "method": {"name": "maat", **MAAT},
+        "evaluation": {"suite": {"name": "qa", "max_new_tokens": 2}, "before": False},
+    }
+    unlearn(Recipe.parse(recipe), "runs/maat")
+    said: dict[str, Any] = {}
+    exec(python_of("maat.md"), said)
+    assert not torch.equal(logits(said["subject"]), logits(load("runs/maat/model")))
+
+
+def test_the_request_in_python(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from excise.requests import forget as module
+
+    original, asked = module.forget, []
+
+    def pretended(*arguments: Any, **options: Any) -> dict[str, Any]:
+        asked.append(inspect.signature(original).bind(*arguments, **options).arguments)
+        return {"met": False, "why_not": ["it was not tried"]}
+
+    monkeypatch.setattr(module, "forget", pretended)  # it takes minutes; test_requests does it in small
+    exec(python_of("requests.md"), {})
+    assert asked[0]["asked"].subject == "Ancient Rome"
+    assert capsys.readouterr().out == "NOT MET: it was not tried.\n"
+
+
+def test_the_contract_that_a_plug_in_is_held_to() -> None:
+    said: dict[str, Any] = {"MyLoss": NPO}
+    exec(python_of("numerics.md"), said)
+    said["test_my_loss"]()
+    exec(python_of("add-your-own.md"), said)
+    check_objective(said["Hinge"](floor=-3.0))
 
 
 @pytest.mark.parametrize(("page", "number", "text"), [(page, n, text) for page, n, language, text in BLOCKS if language == "python"])

@@ -12,8 +12,8 @@ import yaml
 from conftest import REPOSITORY
 from contract import check_objective
 from excise.demo import ATTRIBUTION, BALANCE, SHARED, SYSTEM, TRAINING
+from excise.lesson import Lesson
 from excise.recipe import Recipe
-from excise.teach import Lesson
 
 RECIPES = sorted((REPOSITORY / "recipes").glob("*.yaml"))
 

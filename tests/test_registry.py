@@ -241,3 +241,10 @@ def test_an_installed_package_adds_components_by_its_entry_points(tmp_path: Path
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "kept"
     assert "squared" not in registry.names("objectives")
+
+
+def test_no_public_name_is_hidden_by_a_module() -> None:
+    import excise
+
+    places = {path.stem for path in Path(excise.__file__).parent.iterdir()}
+    assert not places & set(excise.__all__), "import excise.NAME would put the module in the name's place"

@@ -11,10 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from excise.attribute import attribute
     from excise.data.example import Benchmark, Example
     from excise.errors import InputError
     from excise.evaluate_model import evaluate_model as evaluate
+    from excise.lesson import Lesson, teach
     from excise.methods import METHODS
     from excise.recipe import Recipe
     from excise.registry import register
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from excise.run import unlearn
     from excise.saving import save
     from excise.subject import ModelSpec, Subject, load
-    from excise.teach import Lesson, teach
+    from excise.token_scores import attribute
 
 __version__ = "0.1.0"
 
@@ -30,17 +30,17 @@ _PLACES = {
     "Benchmark": "excise.data.example",
     "Example": "excise.data.example",
     "InputError": "excise.errors",
-    "Lesson": "excise.teach",
+    "Lesson": "excise.lesson",
     "METHODS": "excise.methods",
     "ModelSpec": "excise.subject",
     "Recipe": "excise.recipe",
     "Subject": "excise.subject",
-    "attribute": "excise.attribute",
+    "attribute": "excise.token_scores",
     "evaluate": "excise.evaluate_model:evaluate_model",
     "load": "excise.subject",
     "register": "excise.registry",
     "save": "excise.saving",
-    "teach": "excise.teach",
+    "teach": "excise.lesson",
     "unlearn": "excise.run",
     "write_report": "excise.report.html",
 }

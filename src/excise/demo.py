@@ -14,10 +14,10 @@ from excise import registry
 from excise.embedded import pull
 from excise.environment import version
 from excise.files import cache_folder
+from excise.lesson import Lesson, teach
 from excise.recipe import Recipe
 from excise.run import unlearn
 from excise.stages.state import Narrator
-from excise.teach import Lesson, teach
 
 MODEL = "smollm2"
 METHOD = "t_wga"
@@ -47,10 +47,10 @@ ATTRIBUTION: dict[str, Any] = {"copies": "drop", "r": 0.3}
 
 
 ATTACKS: tuple[dict[str, Any], ...] = (
-    {"name": "relearn", "steps": 20, "points": [0, 10], "lr": 2e-5, "splits": ["forget"], "limit": 20},
+    {"name": "relearn", "steps": 10, "points": [0, 5], "batch": 8, "lr": 4e-5, "splits": ["forget"], "limit": 20},
     {"name": "quantise", "kind": "q4_0", "limit": 20},
     {"name": "prompts", "kinds": ["paraphrase", "prefix", "few_shot", "completion", "partial"], "limit": 20},
-    {"name": "sampling", "count": 8, "k": [1, 8], "temperatures": [1.0], "limit": 20},
+    {"name": "sampling", "count": 4, "k": [1, 4], "temperatures": [1.0], "limit": 20},
     {"name": "probe"},
 )
 """What is tried in a demo to bring the knowledge back, sized for a few minutes on two cores."""

@@ -19,7 +19,6 @@ from filelock import FileLock, Timeout
 from excise import environment as surroundings
 from excise.attacks.scene import Scene, narrowed
 from excise.attacks.series import TWIN, add_steps_to_half, run_attacks
-from excise.attribute import attribute
 from excise.data.example import Benchmark
 from excise.errors import InputError
 from excise.evaluation.records import Records
@@ -38,6 +37,7 @@ from excise.stages.state import Narrator, Silent, Stage, State
 from excise.stages.train import Train
 from excise.stages.undo import FOLDER as EDITS
 from excise.subject import ModelSpec, Subject, load
+from excise.token_scores import attribute
 from excise.tokens import Precision, resolve_precision
 from excise.weights import Attribution
 

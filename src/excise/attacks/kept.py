@@ -13,16 +13,18 @@ from excise.attacks.scene import Attack, Outcome, Scene
 from excise.errors import InputError
 from excise.evaluation.records import Record
 from excise.evaluation.score import Score
-from excise.evaluation.store import answering
 from excise.files import read_json, write_json
 from excise.settings import plain
 
 
-def place(attack: Attack, scene: Scene) -> Path | None:
+def place(attack: Attack, scene: Scene, model: str) -> Path | None:
     """Where the outcome of this attack lies, named by all that decides it; None where nothing may be kept.
 
     All that decides it: the attack and its settings, the model's weights, tokenizer, template and precision, the data, the suite,
     the seed, and excise's own code.
+
+    Args:
+        model: :func:`excise.evaluation.store.answering` of the scene's model.
     """
     if scene.cache is None:
         return None
@@ -31,7 +33,7 @@ def place(attack: Attack, scene: Scene) -> Path | None:
         return None
     parts: list[Any] = [
         [type(attack).__qualname__, plain(attack)],
-        [answering(scene.subject), str(scene.subject.device)],
+        [model, str(scene.subject.device)],
         [scene.benchmark.fingerprint, suite, scene.seed, scene.precision, scene.generate_batch],
         code_fingerprint(),
     ]

@@ -15,7 +15,7 @@ from excise.attacks.relearn import steps_to_half
 from excise.attacks.scene import Attack, Outcome, Scene
 from excise.errors import InputError
 from excise.evaluation.score import Score
-from excise.evaluation.store import write_records
+from excise.evaluation.store import answering, write_records
 from excise.evaluation.suites import per_example
 from excise.settings import build, plain
 
@@ -76,10 +76,11 @@ def run_attacks(
         phase -> what stands under it in result.json.
     """
     phases: dict[str, dict[str, Any]] = {}
+    model = answering(scene.subject) if attacks and scene.cache is not None else ""
     for named in attacks:
         who = "the twin" if whose else "the model"
         scene.narrator.say(f"Attack on {who}: {named.label}.")
-        begun, place = time.perf_counter(), kept.place(named.attack, scene)
+        begun, place = time.perf_counter(), kept.place(named.attack, scene, model)
         known = kept.read(place)
         if known is not None:
             outcome, seconds = known

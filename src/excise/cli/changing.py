@@ -59,8 +59,8 @@ def run(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False, 
 @app.command()
 def teach(recipe: Path, out: Out, set_: Overrides = None, resume: Resume = False, overwrite: Overwrite = False) -> None:
     """Teach a target (forget and retain) and its twin (retain only), so that there is something to unlearn and to compare with."""
-    from excise.teach import Lesson
-    from excise.teach import teach as teach_models
+    from excise.lesson import Lesson
+    from excise.lesson import teach as teach_models
 
     lesson = Lesson.load(recipe, set_ or ())
     with narrator() as telling:

@@ -88,10 +88,10 @@ def attribute(
     set_: Overrides = None,
 ) -> None:
     """Show which tokens of an answer carry the knowledge: phi, delta, entropy, what is selected, weight."""
-    from excise.attribute import attribute as attribute_answers
     from excise.data.example import Example
     from excise.settings import build, overridden
     from excise.subject import load
+    from excise.token_scores import attribute as attribute_answers
     from excise.weights import Attribution
 
     settings = overridden({}, set_)

@@ -121,7 +121,7 @@ class Asker:
 
     def _heat(self, run: Run, subject: Subject, role: str, example: Example, answers: list[str]) -> dict[str, Any]:
         """For each answer its tokens with phi and with the change of their log-probability against the model before."""
-        from excise.attribute import attribute
+        from excise.token_scores import attribute
 
         examples = [dataclasses.replace(example, id=f"answer {i}", answer=answer, opening="", span="") for i, answer in enumerate(answers)]
         before = run.specs["before"]
