@@ -17,7 +17,7 @@ from excise.requests.build import Asked
 from excise.requests.forget import Settings, forget, sentence
 from excise.settings import overridden
 from excise.subject import ModelSpec
-from studies.world import add_taught, folder
+from studies.world import add_taught, folder, questions
 
 
 def main() -> None:
@@ -31,16 +31,11 @@ def main() -> None:
     forgotten = Strangers(forget_people=4, retain_people=16, holdout_people=2)().split("forget")
     chosen = list(dict.fromkeys(example.group for example in forgotten))[: arguments.people]
     arguments.out.mkdir(parents=True)
-    questions = arguments.out / "questions.jsonl"
-    rows = [
-        {"question": e.prompt, "answer": e.answer, "span": e.span, "paraphrased_questions": list(e.paraphrased_prompts)}
-        for e in forgotten
-        if e.group in chosen
-    ]
-    write_lines(questions, rows)
+    file = arguments.out / "questions.jsonl"
+    write_lines(file, questions(forgotten, chosen))
     begun = time.perf_counter()
     model = ModelSpec(path=str(taught / "target"), system="")
-    found = forget(model, Asked(questions=(str(questions),)), arguments.out / "run", Settings(method=overridden({}, arguments.set)))
+    found = forget(model, Asked(questions=(str(file),)), arguments.out / "run", Settings(method=overridden({}, arguments.set)))
     for line in found["how"]:
         print(line)
     for name, values in found["scores"].items():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Container, Sequence
 from pathlib import Path
+from typing import Any
 
+from excise.data.example import Example
 from excise.demo import FULL, taught
 from excise.stages.state import Silent
 
@@ -17,3 +20,12 @@ def add_taught(parser: argparse.ArgumentParser) -> None:
 def folder(given: Path | None) -> Path:
     """The folder with target and twin; taught now (four minutes on two cores) where there is none yet."""
     return given or taught(FULL, Silent())
+
+
+def questions(examples: Sequence[Example], people: Container[str]) -> list[dict[str, Any]]:
+    """The questions about some people, as `excise forget --questions` reads them: with the marked facts and other wordings."""
+    return [
+        {"question": e.prompt, "answer": e.answer, "span": e.span, "paraphrased_questions": list(e.paraphrased_prompts)}
+        for e in examples
+        if e.group in people
+    ]

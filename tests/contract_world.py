@@ -136,7 +136,7 @@ LENGTHS = (1, 2, 5, 9)
 
 def synthetic_view(order: Sequence[int], scale: float = 1.0) -> View:
     """Sequences of :data:`LENGTHS` with random predictions now, with masked prompts, and of a contrast model."""
-    target, row, now, masked, contrast, copies = ([] for _ in range(6))
+    target, row, now, masked, contrast, copies, words = ([] for _ in range(7))
     for place, i in enumerate(order):
         draw = torch.Generator().manual_seed(100 + i)
         n = LENGTHS[i]
@@ -145,6 +145,7 @@ def synthetic_view(order: Sequence[int], scale: float = 1.0) -> View:
         target.append(torch.randint(7, (n,), generator=draw))
         copies.append(torch.rand(n, generator=draw) < 0.3)
         row.append(torch.full((n,), place))
+        words.append(10 * place + torch.arange(n) // 2)  # two tokens make a word
     shape = (torch.cat(target), torch.cat(row), len(order))
     joined = [torch.cat(part) for part in (now, masked, contrast)]
     # the same values, now as something to train: a weight must not pass a gradient on
@@ -155,5 +156,6 @@ def synthetic_view(order: Sequence[int], scale: float = 1.0) -> View:
         get_masked=lambda: scored[1],
         get_contrast=lambda: scored[2],
         get_copies=lambda: torch.cat(copies),
+        get_words=lambda: torch.cat(words),
         get_reference=lambda: scored[1],
     )

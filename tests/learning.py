@@ -113,7 +113,7 @@ def settings_of(method: str, form: str, **more: Any) -> dict[str, Any]:
         from saes import sae_for
 
         settings |= {"sae": sae_for(taught(), 0), "ratio": 0.1}
-    if method[:2] in ("t_", "s_"):
+    if method[:2] in ("t_", "s_", "f_"):
         settings["attribution"] = {"nouns": {"words": list(NOUNS)}}
     return {**settings, **more}
 

@@ -51,7 +51,7 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any], Mode]]:
         own = {
             **(ONE_STEP if trains and name not in WHOLE else {}),
             **SPECIAL.get(name, {}),
-            **({"attribution": NOUNS} if name[:2] in ("t_", "s_") else {}),
+            **({"attribution": NOUNS} if name[:2] in ("t_", "s_", "f_") else {}),
         }
         yield f"{name}, full", name, own, "copies"
         yield f"{name}, shards", name, own, "shards"

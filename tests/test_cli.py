@@ -123,6 +123,10 @@ def test_list_names_every_method_as_json(here: Here) -> None:
         "s_wga",
         "s_npo",
         "s_rmu",
+        "f_ga",
+        "f_wga",
+        "f_npo",
+        "f_rmu",
     ]:
         assert name in names
     assert all(row["summary"] for row in rows)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from contract import check_objective
 from excise.demo import ATTRIBUTION, BALANCE, SHARED, SYSTEM, TRAINING
 from excise.lesson import Lesson
 from excise.recipe import Recipe
+from excise.stages.state import Silent
 
 RECIPES = sorted((REPOSITORY / "recipes").glob("*.yaml"))
 
@@ -45,3 +48,23 @@ def test_the_objective_of_the_docs_passes_the_contract() -> None:
     space: dict[str, Any] = {}
     exec(code, space)
     check_objective(space["Hinge"]())
+
+
+def test_the_demo_with_a_concept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from excise import demo as module
+
+    asked: list[Recipe] = []
+    monkeypatch.setattr(module, "pull", lambda name, echo: None)
+    monkeypatch.setattr(module, "unlearn", lambda recipe, out, narrator: asked.append(recipe) or {"evaluations": {}})
+    module.concept_demo("ancient egypt", "ember+rmu", tmp_path / "run", Silent())
+    (recipe,) = asked
+    assert [name for name, _ in recipe.methods()] == ["ember", "rmu"]
+    assert recipe.benchmark_loader()().split("relearn")
+    assert [named.label for named in recipe.attack_list()] == ["relearn", "quantise"]
+    module.concept_demo("Golf", "ember", tmp_path / "run", Silent(), data=tmp_path, attacks=False)
+    assert asked[1].data["path"] == str(tmp_path)
+    refused_line = subprocess.run(
+        [sys.executable, "-m", "excise", "demo", "--concepts", str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert refused_line.returncode == 2
+    assert "--concept NAME" in refused_line.stderr

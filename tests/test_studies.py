@@ -18,7 +18,7 @@ from excise.data.example import Example
 from excise.weights.masking import Masking
 
 
-@pytest.mark.parametrize("name", ["attribution", "snr", "unlearning", "faults", "requests", "erasure", "adapters"])
+@pytest.mark.parametrize("name", ["attribution", "snr", "unlearning", "faults", "requests", "erasure", "adapters", "ledger"])
 def test_every_study_says_what_it_takes(name: str) -> None:
     ran = subprocess.run([sys.executable, "-m", f"studies.{name}", "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -90,14 +90,19 @@ def test_damage_mostly_changes_the_file() -> None:
 
 
 def test_the_best_run_is_the_lowest_that_keeps_what_it_must() -> None:
-    def row(forget: float, retain: float) -> dict[str, object]:
+    def row(forget: float, retain: float, rate: float) -> dict[str, Any]:
         values = {"forget.fact_recall": forget, "retain.fact_recall": retain, "neighbours.fact_recall": 0.9}
-        return {"scores": {name: {"value": value} for name, value in values.items()}}
+        return {"config": {"rate": rate}, "scores": {name: {"value": value} for name, value in values.items()}}
 
     before = {"retain.fact_recall": 0.95, "neighbours.fact_recall": 0.9}
-    rows = [row(0.1, 0.8), row(0.3, 0.94), row(0.2, 0.93)]
-    assert unlearning.best(rows, before) == rows[2]
-    assert unlearning.best(rows[:1], before) is None
+    rows = [row(0.1, 0.8, 4.0), row(0.3, 0.94, 1.0), row(0.2, 0.93, 2.0)]
+    assert unlearning.best(rows, before) == [rows[2]]
+    assert unlearning.best(rows[:1], before) == []
+    second = {**rows[2], "scores": {**rows[2]["scores"], "retain.fact_recall": {"value": 0.0}}}
+    assert unlearning.best([*rows, second], before) == [rows[1]], "a rate counts by the mean of its seeds"
+    value, low, high = unlearning.gain([[1.0, 0.5], [1.0, 0.5]], [[0.0, 0.5], [0.5, 0.5]])
+    assert value == pytest.approx(0.375)
+    assert (low, high) == pytest.approx((0.0, 0.75))
     name, values = unlearning.settings("ga", "names", "t", 0.3, "twin")
     assert name == "t_ga"
     assert values["attribution"] == {"hide": "mentions", "copies": "drop", "mask": "names", "unit": "word", "r": 0.3}

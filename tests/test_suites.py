@@ -91,7 +91,8 @@ def test_strangers_gives_its_scores_by_label(tiny_llama: Subject, monkeypatch: p
     monkeypatch.setattr(module, "generate", counted)
     benchmark = Strangers()()
     records, scores = evaluate(tiny_llama, benchmark, strangers(max_new_tokens=1), precision="float32")
-    assert prompts == [len(benchmark.forget), 50, 30, len(benchmark.splits["holdout"])]  # neighbours stand in retain
+    asked = sum(len(benchmark.splits[split]) for split in ("forget", "retain", "holdout"))  # neighbours stand in retain
+    assert prompts == [100, asked - 100], "all splits in common batches, nobody twice"
     assert {f"forget.fact_recall@{w}" for w in ("who", "what", "when", "where", "why")} <= set(scores)
     assert sum(scores[f"forget.fact_recall@{w}"].n for w in ("who", "what", "when", "where", "why")) == scores["forget.fact_recall"].n == 20
     assert scores["forget.fact_recall"].value is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ from excise.stages.views import Views, Weigher, contrast_logp, name_pieces
 from excise.subject import Subject
 from excise.tokens import Scored, collate, score
 from excise.view import View
-from excise.weights import Attribution, Uniform
+from excise.weights import Attribution, Facts, Uniform
 from excise.weights.attribution import hard, soft
 from excise.weights.masking import Masking
 
@@ -339,3 +341,15 @@ def test_a_missing_pipeline_is_one_line() -> None:
     pytest.importorskip("spacy")
     with pytest.raises(InputError, match=r"pipeline 'xx_none' is not installed.*excise\[nouns\]"):
         Nouns("xx_none")("text")
+
+
+def test_facts_are_the_unsure_words_that_the_question_does_not_give_away(tiny_llama: Subject) -> None:
+    view = Views(tiny_llama, "float32", masking=Masking(WORDS)).of(encoded(tiny_llama, RIVER))
+    only = dataclasses.replace(view, get_masked=lambda: pytest.fail("nothing is hidden, so nothing is asked a second time"))
+    weights = Facts(nouns=WORDS)(only)
+    assert torch.equal(weights, Attribution(nouns=WORDS, r=0.3, alpha=0.0, copies="drop", unit="word")(view))
+    entropy = view.model.entropy
+    highest = {int(word): float(entropy[view.words == word].max()) for word in view.words.unique()}
+    order = sorted((i for i in range(len(entropy)) if not view.copies[i]), key=lambda i: (-highest[int(view.words[i])], i))
+    chosen = order[: math.ceil(0.3 * len(entropy) - 1e-9)]
+    assert sorted(chosen) == weights.nonzero()[:, 0].tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,12 +65,29 @@ FIRST_ATTACKS: tuple[dict[str, Any], ...] = (
 """The attacks of a quick demo."""
 
 
+CONCEPT_METHOD = "ember+rmu"
+"""What a demo with a concept runs unless another method is named."""
+
+CONCEPT_SETTINGS: dict[str, dict[str, Any]] = {
+    "ember": {"rank": 200, "strength": 10.0},
+    "snmf": {"mlp_strength": 4.0},
+    "rmu": {"layer": 10, "retain_scale": 5.0, "lr": 1e-4, "steps": 60, "batch": 4, "warmup": 0.0, "schedule": "constant"},
+}
+"""Method -> its settings on the embedded model where a concept is erased; a method that is not named runs with its defaults."""
+
+CONCEPT_ATTACKS: tuple[dict[str, Any], ...] = (
+    {"name": "relearn", "data": "relearn", "splits": ["concept"], "steps": 20, "points": [0, 5, 10], "lr": 1e-5},
+    {"name": "quantise", "kind": "q4_0", "splits": ["concept"]},
+)
+"""What is tried to bring a concept back."""
+
+
 def settings(method: str) -> dict[str, Any]:
     """Settings with which a method is run on the embedded model."""
     known = inspect.signature(registry.find("methods", method)).parameters
-    partner = method.removeprefix("t_").removeprefix("s_")
+    partner = re.sub("^[tsf]_", "", method)
     values = {**SHARED, **BALANCE.get("ga_kl" if partner == "ga" and partner != method else partner, {})}
-    return {**values, "attribution": ATTRIBUTION} if "attribution" in known else values
+    return {**values, "attribution": ATTRIBUTION} if "attribution" in known and not method.startswith("f_") else values
 
 
 @dataclass(frozen=True)
@@ -112,6 +130,30 @@ def demo(method: str, out: Path, narrator: Narrator, quick: bool = False, seed: 
             "method": [{"name": part, **settings(part)} for part in method.split("+")],
             "evaluation": {"retrained": str(models / "twin")},
             "attacks": list(size.attacks) if attacks else [],
+            "seed": seed,
+        }
+    )
+    return unlearn(recipe, out, narrator=narrator)
+
+
+def concept_demo(
+    concept: str, method: str, out: Path, narrator: Narrator, data: Path | None = None, seed: int = 0, attacks: bool = True
+) -> dict[str, Any]:
+    """Erases a real concept from the embedded model and returns the result; the run folder is ``out``.
+
+    There is no twin: nobody can retrain a model without Ancient Egypt. The scores are relative to the model before.
+
+    Args:
+        data: a folder of concepts in EMBER's layout; None takes those that come with excise.
+    """
+    pull(MODEL, echo=narrator.say)
+    source = {} if data is None else {"path": str(data)}
+    recipe = Recipe.parse(
+        {
+            "model": {"path": f"embedded:{MODEL}", "system": SYSTEM},
+            "data": {"name": "concepts", "concept": concept, **source},
+            "method": [{"name": part, **CONCEPT_SETTINGS.get(part, {})} for part in method.split("+")],
+            "attacks": list(CONCEPT_ATTACKS) if attacks else [],
             "seed": seed,
         }
     )

@@ -32,7 +32,7 @@ from excise.stages.state import Stage
 from excise.stages.strength import Search
 from excise.stages.train import Term, Train
 from excise.view import Objective, Weight
-from excise.weights import Attribution, Uniform
+from excise.weights import Attribution, Facts, Uniform
 
 Method = tuple[Stage, ...]
 Retain = Literal["kl", "nll", "hidden_mse", "none"]
@@ -287,25 +287,41 @@ def crisp(
 # --- token level ----------------------------------------------------------------------------------------------------
 
 
-def _token_level(partner: Callable[..., Method], select: Literal["hard", "soft"]) -> Callable[..., Method]:
-    """The same method with TokenUnlearn's weights on the forget answers."""
+@dataclass(frozen=True)
+class Form:
+    """A family of token-level methods: each partner with this weight on its forget answers."""
+
+    prefix: str
+    weight: Attribution
+    how: str
+    paper: str
+
+
+FORMS = (
+    Form("t", Attribution(select="hard"), "only on the top r of their tokens", "TokenUnlearn (arXiv 2605.00364), eq. 4-10."),
+    Form("s", Attribution(select="soft"), "with each token weighted by a softmax of its score", "TokenUnlearn (arXiv 2605.00364), eq. 4-10."),
+    Form("f", Facts(), "only on the words that carry the fact (the weight `facts`)", "ours, within TokenUnlearn's frame (arXiv 2605.00364)."),
+)
+
+
+def _token_level(partner: Callable[..., Method], form: Form) -> Callable[..., Method]:
+    """The same method with a token weight on the forget answers."""
     name = partner.__name__.removesuffix("_kl")
 
     @functools.wraps(partner)
-    def method(training: Training, attribution: Attribution = Attribution(select=select), **settings: Any) -> Method:
+    def method(training: Training, attribution: Attribution = form.weight, **settings: Any) -> Method:
         return partner(training, weight=attribution, **settings)
 
     signature = inspect.signature(partner)
     parameters = [p for p in signature.parameters.values() if p.name != "weight"]
-    attribution = inspect.Parameter("attribution", inspect.Parameter.KEYWORD_ONLY, default=Attribution(select=select), annotation="Attribution")
+    attribution = inspect.Parameter("attribution", inspect.Parameter.KEYWORD_ONLY, default=form.weight, annotation="Attribution")
     method.__signature__ = signature.replace(parameters=[*parameters, attribution])  # type: ignore[attr-defined]
-    prefix, how = ("t", "only on the top r of their tokens") if select == "hard" else ("s", "with each token weighted by a softmax of its score")
-    method.__name__ = method.__qualname__ = f"{prefix}_{name}"
+    method.__name__ = method.__qualname__ = f"{form.prefix}_{name}"
     first = (partner.__doc__ or "").strip().split("\n")[0]
     method.__doc__ = (
-        f"TokenUnlearn on {partner.__name__}: the forget answers {how}.\n\n"
+        f"{'TokenUnlearn' if form.prefix != 'f' else 'Token-level unlearning'} on {partner.__name__}: the forget answers {form.how}.\n\n"
         f"Its uniform partner: {first}\n\n"
-        "Paper: TokenUnlearn (arXiv 2605.00364), eq. 4-10.\n"
+        f"Paper: {form.paper}\n"
     )
     return method
 
@@ -397,8 +413,7 @@ _own: dict[str, Callable[..., Method] | str] = {
     function.__name__: function
     for function in (
         *_alone,
-        *(_token_level(partner, "hard") for partner in _by_token),
-        *(_token_level(partner, "soft") for partner in _by_token),
+        *(_token_level(partner, form) for form in FORMS for partner in _by_token),
     )
 }
 

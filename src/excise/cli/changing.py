@@ -20,19 +20,29 @@ def demo(
     attacks: Annotated[
         bool, typer.Option("--attacks/--no-attacks", envvar="EXCISE_DEMO_ATTACKS", help="Whether to try to bring the knowledge back.")
     ] = True,
+    concept: Annotated[
+        str, typer.Option(help="Erase this real concept from the model instead: 'Ancient Egypt', 'Solar System', or one of --concepts.")
+    ] = "",
+    concepts: Annotated[Optional[Path], typer.Option(help="A folder of concepts in EMBER's layout, in place of excise's own.")] = None,  # noqa: UP045
     menu: Menu = True,
 ) -> None:
     """Teach a small real model invented people, make it forget some of them, and write a report. Offline."""
     from excise import registry
-    from excise.demo import METHOD, next_folder
+    from excise.demo import CONCEPT_METHOD, METHOD, concept_demo, next_folder
     from excise.demo import demo as run_demo
+    from excise.errors import InputError
 
-    chosen = method or METHOD
+    if concepts is not None and not concept:
+        raise InputError("--concepts needs --concept NAME: which of them is to be erased?")
+    chosen = method or (CONCEPT_METHOD if concept else METHOD)
     for part in chosen.split("+"):
         registry.find("methods", part)
     folder = out or next_folder(chosen)
     with narrator() as telling:
-        result = run_demo(chosen, folder, telling, quick=quick, seed=seed, attacks=attacks)
+        if concept:
+            result = concept_demo(concept, chosen, folder, telling, data=concepts, seed=seed, attacks=attacks)
+        else:
+            result = run_demo(chosen, folder, telling, quick=quick, seed=seed, attacks=attacks)
     close(result, folder, menu)
 
 
