@@ -382,11 +382,17 @@ def _predictions(subject: Subject, scored: Scored, features: Tensor, spread: boo
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for part, target in zip(features.split(size), scored.target.split(size), strict=True):
         logits = output_head(subject.base, part).float()
-        normaliser = torch.logsumexp(logits, dim=-1)
-        picked = logits.gather(-1, target[:, None])[:, 0] - normaliser
-        finite = torch.isfinite(normaliser) & torch.isfinite(logits.sum(dim=-1))
-        expected, deviation = _spread(logits - normaliser[:, None]) if spread else (torch.zeros_like(picked), torch.zeros_like(picked))
-        parts.append((picked.masked_fill(~finite, torch.nan), logits.argmax(dim=-1) == target, expected, deviation))
+        picked = logits.gather(-1, target[:, None])[:, 0]
+        lowest, highest = torch.aminmax(logits, dim=-1)
+        shifted = logits.sub_(highest[:, None])  # in place, here and below: a pass over [n, vocabulary] costs as much as a layer
+        if spread:
+            normaliser = torch.logsumexp(shifted, dim=-1)
+            expected, deviation = _spread(shifted - normaliser[:, None])
+        else:
+            normaliser = shifted.exp_().sum(dim=-1).log()
+            expected, deviation = torch.zeros_like(picked), torch.zeros_like(picked)
+        finite = torch.isfinite(lowest) & torch.isfinite(highest)
+        parts.append(((picked - highest - normaliser).masked_fill(~finite, torch.nan), picked >= highest, expected, deviation))
     logp, hits, expected, deviation = (torch.cat(column) for column in zip(*parts, strict=True))
     return logp, hits, expected, deviation
 
