@@ -39,13 +39,21 @@ BLOCKS = [
     for number, (language, text) in enumerate(re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.S | re.M))
 ]
 """Page, number on the page, language and text of every block of code."""
-SHELL = [(page, line.strip()) for page, _, language, text in BLOCKS if language in ("sh", "bash") for line in text.splitlines() if line.strip()]
+SHELL = [
+    (page, line.strip())
+    for page, _, language, text in BLOCKS
+    if language in ("sh", "bash")
+    for line in text.replace("\\\n", " ").splitlines()
+    if line.strip()
+]
 OTHER_COMMANDS = (".ci/run", "make", "hf", "export", "pip", "git", "accelerate", "torchrun", "python")
 BASE: dict[str, Any] = {"model": "embedded:smollm2", "data": {"name": "strangers"}, "method": {"name": "npo"}}
 RECIPE, LESSON = set(Recipe.__dataclass_fields__), set(Lesson.__dataclass_fields__)
 
 
 def test_there_is_something_to_check() -> None:
+    fences = [line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("```")]
+    assert len(fences) == 2 * len(BLOCKS), "every block says what language it is in"
     assert len(SHELL) > 25
     assert len([1 for _, _, language, _ in BLOCKS if language == "yaml"]) > 15
     assert {language for _, _, language, _ in BLOCKS} <= {"sh", "bash", "python", "yaml", "json", "toml", "text"}
