@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from excise.subject import Subject
 
-LOGITS_AT_ONCE = 2**24
+LOGITS_AT_ONCE = 2**23
 """Logits that exist at the same time in :meth:`Scored.over_logits`: tokens times vocabulary."""
 
 
