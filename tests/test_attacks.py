@@ -14,19 +14,20 @@ import torch
 
 from conftest import adapted, tiny
 from excise import registry
+from excise.attacks import outcomes
 from excise.attacks import prompts as prompts_module
 from excise.attacks.probe import Probe, ranking
 from excise.attacks.prompts import KINDS, Prompts
 from excise.attacks.quantise import Quantise
 from excise.attacks.relearn import Relearn, steps_to_half
 from excise.attacks.sampling import Sampling, best_of
-from excise.attacks.scene import Attack, Scene, narrowed, restored
+from excise.attacks.scene import Attack, Outcome, Scene, narrowed, restored
 from excise.attacks.series import TWIN, add_steps_to_half, build_attacks, expanded, run_attacks
 from excise.attacks.worst_case import WorstCase
 from excise.data.benchmarks.strangers import Strangers
 from excise.data.example import Benchmark, Example
 from excise.errors import InputError
-from excise.evaluation.records import Record
+from excise.evaluation.records import Record, Verdict
 from excise.evaluation.score import Score
 from excise.evaluation.store import answering, read_records
 from excise.evaluation.suites import strangers
@@ -412,6 +413,20 @@ def test_what_came_of_an_attack_is_kept_for_the_same_model_data_and_settings(
     for file in (tmp_path / "cache/attacks").iterdir():
         file.write_bytes(file.read_bytes()[:-30])
     assert attacked()[2] > 0, "a file that was cut short is as good as none"
+
+
+def test_what_may_change_without_a_sign_is_not_kept(tiny_llama: Subject, tmp_path: Path) -> None:
+    shown = scene(tiny_llama, cache=tmp_path / "cache" / "records")
+    (tmp_path / "text.txt").write_text("The lighthouse opened in 1887.")
+    assert outcomes.place(Relearn(steps=1), shown, "model") is not None
+    assert outcomes.place(Relearn(steps=1, data=str(tmp_path / "text.txt")), shown, "model") is None
+    assert outcomes.place(WorstCase(data=("forget", str(tmp_path))), shown, "model") is None
+    assert outcomes.place(Relearn(steps=1), scene(tiny_llama), "model") is None
+    place = tmp_path / "outcome.json"
+    for score in (None, 1.0):
+        record = Record("a", "Who?", "Anna", generation="Anna", verdicts=(Verdict("endpoint", "truth", score),))
+        outcomes.write(place, Outcome({}, {"forget": [record]}), 1.0)
+        assert place.exists() == (score is not None)
 
 
 def test_an_adapters_scale_is_part_of_what_a_model_says(tiny_llama: Subject) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from excise import registry
-from excise.attacks import kept
+from excise.attacks import outcomes
 from excise.attacks.relearn import steps_to_half
 from excise.attacks.scene import Attack, Outcome, Scene
 from excise.errors import InputError
@@ -80,15 +80,15 @@ def run_attacks(
     for named in attacks:
         who = "the twin" if whose else "the model"
         scene.narrator.say(f"Attack on {who}: {named.label}.")
-        begun, place = time.perf_counter(), kept.place(named.attack, scene, model)
-        known = kept.read(place)
+        begun, place = time.perf_counter(), outcomes.place(named.attack, scene, model)
+        known = outcomes.read(place)
         if known is not None:
             outcome, seconds = known
             scene.narrator.say("  It was run before; what came of it is taken from the cache.")
         else:
             outcome = named.attack(dataclasses.replace(scene, folder=None if scene.folder is None else scene.folder / f"{named.label}{whose}"))
             seconds = round(time.perf_counter() - begun, 1)
-            kept.write(place, outcome, seconds)
+            outcomes.write(place, outcome, seconds)
         phase = f"{PHASE}{named.label}{whose}"
         if outcome.records:
             write_records(folder, phase, outcome.records, redact=redact, scores=per_example(outcome.records, scene.suite))

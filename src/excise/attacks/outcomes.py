@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import excise
 from excise.attacks.scene import Attack, Outcome, Scene
 from excise.errors import InputError
 from excise.evaluation.records import Record
 from excise.evaluation.score import Score
 from excise.files import read_json, write_json
+from excise.fingerprint import code_fingerprint
 from excise.settings import plain
 
 
@@ -21,12 +21,12 @@ def place(attack: Attack, scene: Scene, model: str) -> Path | None:
     """Where the outcome of this attack lies, named by all that decides it; None where nothing may be kept.
 
     All that decides it: the attack and its settings, the model's weights, tokenizer, template and precision, the data, the suite,
-    the seed, and excise's own code.
+    the seed, and excise's own code. What lies in a file may change without a sign, so an attack that reads one is not kept.
 
     Args:
         model: :func:`excise.evaluation.store.answering` of the scene's model.
     """
-    if scene.cache is None:
+    if scene.cache is None or any(_is_file(value) for value in _texts(plain(attack))):
         return None
     suite = repr((scene.suite, scene.leak))
     if " at 0x" in suite:  # something without a description of its own: two of them could not be told apart
@@ -55,19 +55,25 @@ def read(path: Path | None) -> tuple[Outcome, float] | None:
 
 
 def write(path: Path | None, outcome: Outcome, seconds: float) -> None:
-    """Keeps an outcome."""
-    if path is not None:
-        records = {split: [record.to_json() for record in rows] for split, rows in outcome.records.items()}
-        scores = {name: score.to_json() for name, score in outcome.scores.items()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"seconds": seconds, "scores": scores, "curve": [dict(point) for point in outcome.curve], "records": records})
+    """Keeps an outcome, unless a judge left something undecided: next time it may decide."""
+    if path is None or any(verdict.score is None for rows in outcome.records.values() for record in rows for verdict in record.verdicts):
+        return
+    records = {split: [record.to_json() for record in rows] for split, rows in outcome.records.items()}
+    scores = {name: score.to_json() for name, score in outcome.scores.items()}
+    write_json(path, {"seconds": seconds, "scores": scores, "curve": [dict(point) for point in outcome.curve], "records": records})
 
 
-@cache
-def code_fingerprint() -> str:
-    """SHA-256 over excise's own source: what another version of the code found out is not read."""
-    root = Path(excise.__file__).parent
-    digest = hashlib.sha256()
-    for source in sorted(root.rglob("*.py")):
-        digest.update(f"{source.relative_to(root)}\0".encode() + source.read_bytes())
-    return digest.hexdigest()
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a setting."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | Sequence):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):
+        return False
