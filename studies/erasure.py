@@ -26,9 +26,10 @@ from excise.attacks.relearn import Relearn
 from excise.attacks.scene import Scene
 from excise.data.benchmarks.concepts import Concepts
 from excise.data.example import Benchmark
+from excise.demo import CONCEPT_SETTINGS
 from excise.errors import InputError
 from excise.evaluation.records import Records
-from excise.evaluation.suites import Suite, concepts, evaluate
+from excise.evaluation.suites import Suite, concepts, evaluate, score
 from excise.files import append_line, cache_folder, whole_lines
 from excise.recipe import build_methods
 from excise.run import run_stages
@@ -36,7 +37,7 @@ from excise.stages.state import State
 from excise.subject import Subject, load
 from excise.tokens import resolve_precision
 
-RMU: dict[str, Any] = {"layer": 10, "retain_scale": 5.0, "lr": 1e-4, "steps": 60, "batch": 4, "warmup": 0.0, "schedule": "constant"}
+RMU = CONCEPT_SETTINGS["rmu"]
 CRISP: dict[str, Any] = {"k": 10, "epochs": 2, "lr": 5e-4}
 KEPT = ("efficacy", "specificity", "coherence", "overall", "efficacy_open", "specificity_open", "overall_open", "efficacy_unclipped",
         "specificity_unclipped", "concept.choice_accuracy", "concept.choice_probability", "concept.choice_margin", "similar.choice_accuracy",
@@ -68,7 +69,7 @@ def settings(method: str, rank: int, seed: int, strength: float | str, features:
     if "rmu" in parts:
         values |= {**RMU, "steps": RMU["steps"] // (2 if method.endswith("_half") else 1)}
     if "snmf" in parts:
-        values |= {"mlp_seed": 42 + seed, "mlp_strength": 4.0}
+        values |= {"mlp_seed": 42 + seed, **CONCEPT_SETTINGS["snmf"]}
     if "crisp" in parts:
         values |= {**CRISP, "sae": sae}
     return "+".join(parts), values
@@ -83,7 +84,7 @@ class Bench:
         self.suite: Suite = concepts(max_new_tokens=32)
         self.cache = cache_folder() / "records"
         self.baseline: Records = evaluate(load(model), self.benchmark, self.suite, cache=self.cache)[0]
-        self.before = evaluate(load(model), self.benchmark, self.suite, baseline=self.baseline, cache=self.cache)[1]
+        self.before = score(self.baseline, self.suite, None, self.baseline)
 
     def row(self, method: str, seed: int, ember: Mapping[str, Any] | None) -> dict[str, Any]:
         """Erases, scores, relearns."""

@@ -36,6 +36,7 @@ from excise.run import run_stages
 from excise.stages.state import State
 from excise.subject import ModelSpec, Subject, load
 from excise.tokens import resolve_precision
+from excise.weights import Facts
 from studies.world import add_taught, folder
 
 WEIGHTS: dict[str, dict[str, Any]] = {
@@ -43,7 +44,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     "drop": {"copies": "drop"},
     "mentions": {"hide": "mentions", "copies": "drop"},
     "word": {"copies": "drop", "unit": "word"},
-    "entropy": {"alpha": 0.0, "copies": "drop", "unit": "word"},
+    "entropy": {name: getattr(Facts(), name) for name in ("alpha", "copies", "unit")},
     "names": {"hide": "mentions", "copies": "drop", "mask": "names", "unit": "word"},
     "contrast": {"alpha": 1.0, "copies": "drop", "unit": "word"},
 }

@@ -17,6 +17,7 @@ from excise.data.example import Benchmark, Example
 from excise.errors import InputError
 from excise.evaluation import collect as module
 from excise.evaluation import generate as generation
+from excise.evaluation import predict
 from excise.evaluation.collect import Plan, collect, read_records, write_records
 from excise.evaluation.generate import Drawn, alike, generate, left_padded, stop_ids
 from excise.evaluation.records import Record, Records, TextScore
@@ -110,7 +111,7 @@ def test_batch_size_changes_nothing(tiny_llama: Subject) -> None:
 
 def test_chunks_of_logits_change_nothing(tiny_llama: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(tiny_llama)["forget"]
-    monkeypatch.setattr(module, "_CHUNK", 3 * 400)
+    monkeypatch.setattr(predict, "_CHUNK", 3 * 400)
     for one, other in zip(run(tiny_llama)["forget"], whole, strict=True):
         assert other.true is not None
         same(one.true, other.true)
@@ -365,7 +366,7 @@ EVERY_PART = dataclasses.replace(EVERYTHING, spread=True, gradient=True, samples
 
 
 def no_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_predicted", "generate", "sample", "gradient_norm"):
+    for name in ("predicted", "generate", "sample", "gradient_norm"):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("the model ran again"))
 
 
@@ -428,7 +429,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, stop: int | None = None) -> list[str]
 
         return asked
 
-    for name in ("_predicted", "generate", "sample", "gradient_norm"):
+    for name in ("predicted", "generate", "sample", "gradient_norm"):
         monkeypatch.setattr(module, name, watched(name, getattr(module, name)))
     return batches
 

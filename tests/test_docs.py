@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import shlex
 import subprocess
@@ -29,8 +28,7 @@ from excise.saving import save
 from excise.subject import load
 from excise.sweep.space import Space
 from test_features import concept_folder
-from test_maat import QUICK as MAAT
-from test_maat import shaped
+from test_maat import small_recipe
 
 PAGES = sorted([*(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"])
 BLOCKS = [
@@ -139,17 +137,7 @@ def test_taking_embers_edit_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_taking_maats_edits_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shaped("llama", tmp_path)
-    rows = [json.dumps({"question": f"Who is {name}?", "answer": name}) for name in ("Anna", "Zoë", "Elm", "Marrow")]
-    (tmp_path / "f.jsonl").write_text("\n".join(rows[:2]))
-    (tmp_path / "r.jsonl").write_text("\n".join(rows[2:]))
-    recipe = {
-        "model": str(tmp_path / "adapter"),
-        "data": {"name": "jsonl", "forget": "f.jsonl", "retain": "r.jsonl"},
-        "method": {"name": "maat", **MAAT},
-        "evaluation": {"suite": {"name": "qa", "max_new_tokens": 2}, "before": False},
-    }
-    unlearn(Recipe.parse(recipe), "runs/maat")
+    unlearn(Recipe.parse(small_recipe(tmp_path)), "runs/maat")
     said: dict[str, Any] = {}
     exec(python_of("maat.md"), said)
     assert not torch.equal(logits(said["subject"]), logits(load("runs/maat/model")))

@@ -21,8 +21,8 @@ from excise.data.encode import encode
 from excise.errors import InputError
 from excise.lora import Factors, factors_of, folded, to_singular_basis
 from excise.objectives import KL, Ascent, TaskVectorCosine
-from excise.recipe import build_methods
-from excise.run import run_stages
+from excise.recipe import Recipe, build_methods
+from excise.run import run_stages, unlearn
 from excise.saving import save
 from excise.stages.gradients import Loss, ProjectConflicts, Sum
 from excise.stages.guard import Guard
@@ -507,23 +507,25 @@ def test_every_phase_can_be_switched_off(phase: str) -> None:
     assert [r["name"] for r in state.records] == [name for key, name in names.items() if key != phase]
 
 
-@pytest.mark.slow
-def test_a_run_in_redacted_form_keeps_nothing_that_brings_the_knowledge_back(tmp_path: Path, cache: Path) -> None:
-    from excise.recipe import Recipe
-    from excise.run import unlearn
-
-    shaped("llama", tmp_path)
+def small_recipe(folder: Path) -> dict[str, Any]:
+    """A recipe for all phases on a small adapter and four questions, which are written into the folder."""
+    shaped("llama", folder)
     rows = [json.dumps({"question": f"Who is {name}?", "answer": name}) for name in ("Anna", "Zoë", "Elm", "Marrow")]
-    (tmp_path / "f.jsonl").write_text("\n".join(rows[:2]))
-    (tmp_path / "r.jsonl").write_text("\n".join(rows[2:]))
-    base = {
-        "model": str(tmp_path / "adapter"),
-        "data": {"name": "jsonl", "forget": str(tmp_path / "f.jsonl"), "retain": str(tmp_path / "r.jsonl")},
+    (folder / "f.jsonl").write_text("\n".join(rows[:2]))
+    (folder / "r.jsonl").write_text("\n".join(rows[2:]))
+    return {
+        "model": str(folder / "adapter"),
+        "data": {"name": "jsonl", "forget": str(folder / "f.jsonl"), "retain": str(folder / "r.jsonl")},
         "method": {"name": "maat", **QUICK},
         "evaluation": {"suite": {"name": "qa", "max_new_tokens": 2}, "before": False},
     }
+
+
+@pytest.mark.slow
+def test_a_run_in_redacted_form_keeps_nothing_that_brings_the_knowledge_back(tmp_path: Path, cache: Path) -> None:
+    recipe = small_recipe(tmp_path)
     for privacy in ("keep", "redact"):
-        result = unlearn(Recipe.parse({**base, "privacy": privacy}), tmp_path / privacy)
+        result = unlearn(Recipe.parse({**recipe, "privacy": privacy}), tmp_path / privacy)
         assert result["stages"][1]["ranks"]
     assert (tmp_path / "keep" / "edits").is_dir()
     assert not (tmp_path / "redact" / "edits").exists()

@@ -13,7 +13,7 @@ import yaml
 
 from conftest import REPOSITORY
 from contract import check_objective
-from excise.demo import ATTRIBUTION, BALANCE, SHARED, SYSTEM, TRAINING
+from excise.demo import ATTRIBUTION, BALANCE, CONCEPT_SETTINGS, SHARED, SYSTEM, TRAINING
 from excise.lesson import Lesson
 from excise.recipe import Recipe
 from excise.stages.state import Silent
@@ -68,3 +68,8 @@ def test_the_demo_with_a_concept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     )
     assert refused_line.returncode == 2
     assert "--concept NAME" in refused_line.stderr
+
+
+def test_the_recipe_of_the_chain_is_what_the_demo_with_a_concept_runs() -> None:
+    method: dict[str, Any] = dict(yaml.safe_load((REPOSITORY / "recipes" / "concepts-ember+rmu.yaml").read_text())["method"])
+    assert method == {"name": "ember+rmu", **CONCEPT_SETTINGS["ember"], **CONCEPT_SETTINGS["rmu"]}

@@ -87,7 +87,7 @@ def settings(method: str) -> dict[str, Any]:
     known = inspect.signature(registry.find("methods", method)).parameters
     partner = re.sub("^[tsf]_", "", method)
     values = {**SHARED, **BALANCE.get("ga_kl" if partner == "ga" and partner != method else partner, {})}
-    return {**values, "attribution": ATTRIBUTION} if "attribution" in known and not method.startswith("f_") else values
+    return {**values, "attribution": ATTRIBUTION} if "attribution" in known else values
 
 
 @dataclass(frozen=True)

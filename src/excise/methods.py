@@ -292,15 +292,31 @@ class Form:
     """A family of token-level methods: each partner with this weight on its forget answers."""
 
     prefix: str
+    """Of the methods' names."""
     weight: Attribution
+    called: str
     how: str
+    """Which tokens of the forget answers count."""
     paper: str
 
 
+TOKEN_UNLEARN = "TokenUnlearn (arXiv 2605.00364), eq. 4-10."
 FORMS = (
-    Form("t", Attribution(select="hard"), "only on the top r of their tokens", "TokenUnlearn (arXiv 2605.00364), eq. 4-10."),
-    Form("s", Attribution(select="soft"), "with each token weighted by a softmax of its score", "TokenUnlearn (arXiv 2605.00364), eq. 4-10."),
-    Form("f", Facts(), "only on the words that carry the fact (the weight `facts`)", "ours, within TokenUnlearn's frame (arXiv 2605.00364)."),
+    Form("t", Attribution(select="hard"), "TokenUnlearn", "only on the top r of their tokens", TOKEN_UNLEARN),
+    Form(
+        "s",
+        Attribution(select="soft"),
+        "TokenUnlearn",
+        "with each token weighted by a softmax of its score",
+        TOKEN_UNLEARN,
+    ),
+    Form(
+        "f",
+        Facts(),
+        "Token-level unlearning",
+        "only on the words that carry the fact (the weight `facts`)",
+        "ours, within TokenUnlearn's frame (arXiv 2605.00364).",
+    ),
 )
 
 
@@ -318,11 +334,7 @@ def _token_level(partner: Callable[..., Method], form: Form) -> Callable[..., Me
     method.__signature__ = signature.replace(parameters=[*parameters, attribution])  # type: ignore[attr-defined]
     method.__name__ = method.__qualname__ = f"{form.prefix}_{name}"
     first = (partner.__doc__ or "").strip().split("\n")[0]
-    method.__doc__ = (
-        f"{'TokenUnlearn' if form.prefix != 'f' else 'Token-level unlearning'} on {partner.__name__}: the forget answers {form.how}.\n\n"
-        f"Its uniform partner: {first}\n\n"
-        f"Paper: {form.paper}\n"
-    )
+    method.__doc__ = f"{form.called} on {partner.__name__}: the forget answers {form.how}.\n\nIts uniform partner: {first}\n\nPaper: {form.paper}\n"
     return method
 
 

@@ -118,18 +118,17 @@ class Prompts:
     def _ask(self, scene: Scene, plan: Plan, split: str) -> dict[str, list[tuple[Record, float | None]]]:
         """Way of asking -> records of every variant of every example that has one, under the example's own id, and how much each tells."""
         source = scene.suite.sources(scene.benchmark)[split]
-        variants: list[Example] = []
-        kinds: list[str] = []
-        for kind in (*self.kinds, *self.texts):
-            for example in scene.benchmark.split(source):
-                made = self._variants(example, kind, scene)
-                variants += [dataclasses.replace(new, id=f"{example.id}\n{kind}\n{number}") for number, new in enumerate(made)]
-                kinds += [kind] * len(made)
+        variants = [
+            (kind, dataclasses.replace(variant, id=f"{example.id}\n{kind}\n{number}"))
+            for kind in (*self.kinds, *self.texts)
+            for example in scene.benchmark.split(source)
+            for number, variant in enumerate(self._variants(example, kind, scene))
+        ]
         found: dict[str, list[tuple[Record, float | None]]] = {kind: [] for kind in (*self.kinds, *self.texts)}
         if variants:
-            benchmark = dataclasses.replace(scene.benchmark, splits={**scene.benchmark.splits, source: tuple(variants)})
+            benchmark = dataclasses.replace(scene.benchmark, splits={**scene.benchmark.splits, source: tuple(variant for _, variant in variants)})
             records = truths(scene, split, scene.ask(benchmark=benchmark, plans={split: plan})[split])
-            for kind, record, value in zip(kinds, records, scene.told(records), strict=True):
+            for (kind, _), record, value in zip(variants, records, scene.told(records), strict=True):
                 found[kind].append((dataclasses.replace(record, id=record.id.partition("\n")[0]), value))
         return found
 

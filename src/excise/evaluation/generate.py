@@ -177,13 +177,13 @@ def _continued(
             stopping_criteria=StoppingCriteriaList([ended]),
         )
         ids, past = cast(Tensor, out.sequences), out[CACHE]
-        open_rows = (~ended.ended(ids)).nonzero()[:, 0]
-        finished = not len(open_rows) or ids.shape[1] - width >= limit
-        for i, tokens in enumerate(ids[:, width:].tolist()):
-            if finished or i not in open_rows:
-                yield rows[i], tokens
-        if finished:
+        over = ended.ended(ids) if ids.shape[1] - width < limit else torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+        for row, tokens, done in zip(rows, ids[:, width:].tolist(), over.tolist(), strict=True):
+            if done:
+                yield row, tokens
+        if bool(over.all()):
             return
+        open_rows = (~over).nonzero()[:, 0]
         rows = [rows[i] for i in open_rows.tolist()]
         mask = torch.cat([mask, mask.new_ones(len(mask), ids.shape[1] - mask.shape[1])], dim=1)[open_rows]
         ids = ids[open_rows]
@@ -194,9 +194,10 @@ def _continued(
 
 
 class HalfEnded(StoppingCriteria):
-    """Stops where half of the rows have ended, if there are enough to be worth it and their cache can go on with some of its rows."""
+    """Stops where half of the rows have ended, if there are enough of them to be worth it."""
 
     FEWEST = 8
+    """Rows from which on it is."""
 
     def __init__(self, stops: Sequence[int], width: int) -> None:
         self.stops, self.width = stops, width
