@@ -39,6 +39,7 @@ from excise.subject import ModelSpec, Subject, load
 from excise.token_scores import attribute
 from excise.weights import Attribution
 from excise.weights.masking import Masking
+from studies.figures import standalone
 from studies.world import add_taught, folder
 
 R = 0.2
@@ -158,16 +159,11 @@ def rows_of(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
 
 def figure(table: Mapping[str, Any]) -> str:
     """The average precision of each score as an SVG picture."""
-    from excise.report.html import page_environment
-
     rows: list[plots.ScoreRow] = []
     for name, metrics in sorted(table.items(), key=lambda item: -item[1]["average_precision"]["all"]["value"]):
         found = metrics["average_precision"]["all"]
         rows.append((name, "higher", [("average precision", 0, Score(found["value"], "higher", found["n"], tuple(found["ci95"]), ""))]))
-    template = page_environment().from_string('{% import "plots.html.j2" as plots %}{{ plots.bars("attribution", plot, shapes) }}')
-    drawn = template.render(plot=plots.interval_bars(rows), shapes=plots.SHAPES)
-    begin, end = drawn.index("<svg"), drawn.index("</svg>") + len("</svg>")
-    return drawn[begin:end].replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="11" fill="#333"', 1)
+    return standalone("bars", plots.interval_bars(rows))
 
 
 def main() -> None:

@@ -327,6 +327,18 @@ def test_tofu_retain_limit_spreads_over_the_authors(tmp_path: Path) -> None:
     refused(lambda: Tofu(folder, retain_limit=0), "retain_limit is 0")
 
 
+def test_tofu_retain_authors_limits_training_and_evaluation_rows(tmp_path: Path) -> None:
+    folder = str(write_tofu(tmp_path, retain=40))
+    one, both = Tofu(folder, retain_authors=1)(), Tofu(folder, retain_authors=2)()
+    assert {e.group for e in one.retain} == {"author-0"}
+    assert len(one.retain) == 20
+    refused(lambda: one.split("retain_perturbed"), "the split 'retain_perturbed' of benchmark 'tofu' is empty")  # its two rows are about author-1
+    assert len(both.retain) == 40
+    assert {e.group for e in both.split("retain_perturbed")} == {"author-1"}
+    assert [e.id for e in Tofu(folder, retain_authors=1, retain_limit=2)().retain] == ["retain90-0", "retain90-10"]
+    refused(lambda: Tofu(folder, retain_authors=0), "retain_authors is 0")
+
+
 def test_tofu_errors_name_the_file(tmp_path: Path) -> None:
     folder = write_tofu(tmp_path)
     refused(Tofu(str(folder), forget="forget05"), "there is no file", "forget05")

@@ -95,11 +95,12 @@ def test_the_best_run_is_the_lowest_that_keeps_what_it_must() -> None:
         return {"config": {"rate": rate}, "scores": {name: {"value": value} for name, value in values.items()}}
 
     before = {"retain.fact_recall": 0.95, "neighbours.fact_recall": 0.9}
+    keep = tuple(before)
     rows = [row(0.1, 0.8, 4.0), row(0.3, 0.94, 1.0), row(0.2, 0.93, 2.0)]
-    assert unlearning.best(rows, before) == [rows[2]]
-    assert unlearning.best(rows[:1], before) == []
+    assert unlearning.best(rows, before, keep) == [rows[2]]
+    assert unlearning.best(rows[:1], before, keep) == []
     second = {**rows[2], "scores": {**rows[2]["scores"], "retain.fact_recall": {"value": 0.0}}}
-    assert unlearning.best([*rows, second], before) == [rows[1]], "a rate counts by the mean of its seeds"
+    assert unlearning.best([*rows, second], before, keep) == [rows[1]], "a rate counts by the mean of its seeds"
     value, low, high = unlearning.gain([[1.0, 0.5], [1.0, 0.5]], [[0.0, 0.5], [0.5, 0.5]])
     assert value == pytest.approx(0.375)
     assert (low, high) == pytest.approx((0.0, 0.75))

@@ -37,7 +37,7 @@ BALANCE: dict[str, dict[str, Any]] = {
     "ga": {},
     "rmu": {"lr": 1e-3},
     "npo": {"retain": "nll", "retain_scale": 10.0},
-    "wga": {"retain": "nll"},
+    "wga": {"retain": "nll", "lr": 1.6e-4},
     "ga_kl": {"retain": "nll", "retain_scale": 5.0},
 }
 """Method -> how forgetting and keeping are balanced on the embedded model. NPO sums over the tokens of an answer where the
@@ -103,10 +103,13 @@ QUICK = Size({"forget_people": 2, "retain_people": 4, "holdout_people": 1, "ques
 
 
 def taught(size: Size, narrator: Narrator, seed: int = 0) -> Path:
-    """The folder with target and twin; taught once and kept in the cache."""
-    lesson = Lesson.parse(
-        {"model": {"path": f"embedded:{MODEL}", "system": SYSTEM}, "data": {"name": "strangers", **size.people}, "training": TRAINING, "seed": seed}
-    )
+    """The folder with the demo's target and twin; taught once and kept in the cache."""
+    model = {"path": f"embedded:{MODEL}", "system": SYSTEM}
+    return taught_once(Lesson.parse({"model": model, "data": {"name": "strangers", **size.people}, "training": TRAINING, "seed": seed}), narrator)
+
+
+def taught_once(lesson: Lesson, narrator: Narrator) -> Path:
+    """The folder with a lesson's target and twin; taught where the cache has none of the same lesson, data and versions."""
     parts = [lesson.to_yaml(), version("torch"), version("transformers"), lesson.loader()().fingerprint]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
     folder = cache_folder() / "taught" / key

@@ -67,7 +67,8 @@ class Reference:
         if self.needs.logits and self.head is None:
             head = cast(nn.Linear, self.subject.head)
             half = self.precision == "bfloat16"
-            self.head = head.weight.detach().to(torch.bfloat16 if half else head.weight.dtype, copy=True)
+            stays = self.subject.is_adapter and type(head) is nn.Linear  # an adapter trains nothing below it
+            self.head = head.weight.detach().to(torch.bfloat16 if half else head.weight.dtype, copy=not stays)
             self.bias = None if head.bias is None else head.bias.detach().clone()
         self.hidden = self.hidden or {layer: {} for layer in self.needs.layers}
         layout = layout_of(self.subject)

@@ -122,8 +122,10 @@ class Benchmark:
 
     def split(self, name: str) -> tuple[Example, ...]:
         """The examples of a split; an unknown or empty one is an error that names what there is."""
-        if not self.splits.get(name):
+        if name not in self.splits:
             raise InputError(f"benchmark {self.name!r} has no split {name!r}: {did_you_mean(name, self.splits)}")
+        if not self.splits[name]:
+            raise InputError(f"the split {name!r} of benchmark {self.name!r} is empty: no row of the data belongs to it")
         return self.splits[name]
 
     @property

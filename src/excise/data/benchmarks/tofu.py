@@ -42,24 +42,31 @@ class Tofu:
     """A set that the model has never seen (the name of one of the dataset's files), for membership inference."""
     retain_limit: int | None = None
     """Keep so many retain rows, spread evenly over the authors; None keeps all."""
+    retain_authors: int | None = None
+    """Keep only the first so many retain authors, in ``retain_perturbed`` too: for a model that was taught no others; None keeps all."""
     alternatives: str | None = None
     """Text file with one refusal a line, for DPO; None takes ``idontknow.jsonl`` or ``idk.jsonl`` from the folder or the one above it, as TOFU's and
     open-unlearning's own folders have it; where there is none (as on the hub) examples have no alternative."""
 
     def __post_init__(self) -> None:
-        if self.retain_limit is not None and self.retain_limit < 1:
-            raise InputError(f"data.retain_limit is {self.retain_limit}; give at least 1, or leave it out")
+        for name in ("retain_limit", "retain_authors"):
+            if (given := getattr(self, name)) is not None and given < 1:
+                raise InputError(f"data.{name} is {given}; give at least 1, or leave it out")
 
     def __call__(self) -> Benchmark:
         retain = self._retain_rows()
         training = tuple(_example(row, f"{self.retain}-{i}", f"author-{i // ROWS_PER_AUTHOR}") for i, row in retain)
         authors = {example.prompt: example.group for example in training}
+        perturbed = tuple(
+            _example(row, f"retain_perturbed-{i}", authors.get(row.text("question"), "")) for i, row in enumerate(self._rows("retain_perturbed"))
+        )
+        if self.retain_authors is not None:
+            kept = list(dict.fromkeys(authors.values()))[: self.retain_authors]
+            training, perturbed = (tuple(e for e in split if e.group in kept) for split in (training, perturbed))
         splits = {
             "forget": self._forget(),
             "retain": _spread(training, self.retain_limit),
-            "retain_perturbed": tuple(
-                _example(row, f"retain_perturbed-{i}", authors.get(row.text("question"), "")) for i, row in enumerate(self._rows("retain_perturbed"))
-            ),
+            "retain_perturbed": perturbed,
             "real_authors": self._answers_only("real_authors"),
             "world_facts": self._answers_only("world_facts"),
         }
