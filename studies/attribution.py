@@ -1,10 +1,12 @@
-"""Which score of answer tokens finds the fact? Average precision against the marked spans of a taught world.
+"""Which score of answer tokens finds the fact? Average precision against the facts of a taught world.
 
-    python -m studies.attribution [--taught FOLDER] [--base embedded:smollm2] [--people 4 16 2] [--gradients 20] [--out docs/results/attribution]
+    python -m studies.attribution [--tofu FOLDER] [--taught FOLDER] [--base embedded:smollm2] [--gradients 20] [--out docs/results/attribution]
 
-FOLDER is what `excise teach` wrote (target and twin), or a folder of the demo's cache (~/.cache/excise/taught/*). Every answer of forget and
-retain counts; a token is right where any of its characters belongs to the marked span. Writes OUT.json and OUT.svg and prints the table, the
-whole with 95 % intervals (bootstrap over answers), then by who, what, when, where, why, and by length.
+The world is the demo's strangers with their marked spans, or TOFU's forget01 and eight authors to keep where ``--tofu`` gives TOFU's files (the facts
+are then the names, nouns and numbers that the question lacks, as fact recall derives them). ``--taught`` is what `excise teach` wrote for it; without
+it target and twin are taught now, once. A token is right where any of its characters belongs to the fact. In the column "words" only the fact's
+content words are right, and what else stands in the span ("in the", "of") counts neither as right nor as wrong. Writes OUT.json and OUT.svg and
+prints the table, the whole with 95 % intervals (bootstrap over answers), then by who, what, when, where, why, and by length.
 
 The twin was taught the retain facts too, so the contrast with it is taken on the forget answers only; the columns of the others that say
 ``forget`` are on the same answers.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +30,10 @@ import numpy as np
 import torch
 from sklearn.metrics import average_precision_score
 
-from excise.data.benchmarks.strangers import Strangers
 from excise.data.encode import Encoded, encode
 from excise.data.example import Example
 from excise.data.nouns import Nouns
+from excise.evaluation.metrics.facts import FactRecall, words
 from excise.evaluation.score import mean_score
 from excise.files import write_json, write_text
 from excise.report import plots
@@ -40,11 +43,14 @@ from excise.token_scores import attribute
 from excise.weights import Attribution
 from excise.weights.masking import Masking
 from studies.figures import standalone
-from studies.world import add_taught, folder
+from studies.world import add_taught, spread, strangers_world, tofu_world
 
 R = 0.2
 """Share of the tokens that TokenUnlearn's hard form selects."""
+RETAINED = 80
+"""Retain answers that count, spread over all."""
 NAMES = Nouns(names_only=True)
+WORD = re.compile(r"\w+(?:,\d{3})*")
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,8 @@ class Answer:
     label: str
     forget: bool
     right: np.ndarray
+    content: np.ndarray
+    """Which of the right ones belong to a content word."""
     scores: Mapping[str, np.ndarray]
 
 
@@ -77,11 +85,19 @@ def settings(twin: str, base: str) -> dict[str, Attribution]:
     }
 
 
-def right_tokens(text: Encoded, example: Example) -> np.ndarray:
-    """For each scored token, whether a character of it belongs to the marked span."""
-    begin = text.answer[0] + example.answer.find(example.span)
-    inside = set(text.tokens_within(begin, begin + len(example.span)))
-    return np.array([i in inside for i in range(text.start, len(text))])
+def right_tokens(text: Encoded, example: Example) -> tuple[np.ndarray, np.ndarray]:
+    """For each scored token, whether it belongs to the fact, and whether to one of its content words."""
+    facts = set(FactRecall().fact_words(example))
+    begin = example.answer.find(example.span) if example.span else 0
+    end = begin + len(example.span or example.answer)
+    places = [m.span() for m in WORD.finditer(example.answer) if m.start() < end and m.end() > begin and facts & set(words(m[0]))]
+
+    def tokens(spans: Sequence[tuple[int, int]]) -> np.ndarray:
+        inside = {i for a, b in spans for i in text.tokens_within(text.answer[0] + a, text.answer[0] + b)}
+        return np.array([i in inside for i in range(text.start, len(text))])
+
+    content = tokens(places)
+    return tokens([(begin, end)]) if example.span else content, content
 
 
 def gradient_scores(subject: Subject, text: Encoded, masking: Masking) -> dict[str, np.ndarray]:
@@ -115,7 +131,7 @@ def collected(subject: Subject, examples: Sequence[Example], variants: Mapping[s
         scores = {name: columns[n] for name, columns in tables.items() if n < len(columns)}
         if n < gradients:
             scores |= gradient_scores(subject, text, Masking())
-        answers.append(Answer(example.label, n < forget, right_tokens(text, example), scores))
+        answers.append(Answer(example.label, n < forget, *right_tokens(text, example), scores))
     return answers
 
 
@@ -125,9 +141,16 @@ def precision_at(right: np.ndarray, scores: np.ndarray, r: float = R) -> float:
     return float(right[np.argsort(-scores, kind="stable")[:count]].mean())
 
 
-METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "average_precision": lambda right, scores: float(average_precision_score(right, scores)),
-    "precision_at_20": precision_at,
+def on_words(right: np.ndarray, content: np.ndarray, scores: np.ndarray) -> float:
+    """Average precision where the fact's function words count as neither right nor wrong."""
+    counted = content | ~right
+    return float(average_precision_score(content[counted], scores[counted]))
+
+
+METRICS: dict[str, Callable[[Answer, np.ndarray], float]] = {
+    "average_precision": lambda answer, scores: float(average_precision_score(answer.right, scores)),
+    "average_precision_words": lambda answer, scores: on_words(answer.right, answer.content, scores),
+    "precision_at_20": lambda answer, scores: precision_at(answer.right, scores),
 }
 
 
@@ -142,17 +165,17 @@ def rows_of(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     names = list(dict.fromkeys(name for answer in answers for name in answer.scores))
     median = float(np.median([len(answer.right) for answer in answers]))
     groups: dict[str, Callable[[Answer], bool]] = {"all": lambda _: True, "forget": lambda a: a.forget}
-    groups |= {label: (lambda a, label=label: a.label == label) for label in sorted({a.label for a in answers})}
+    groups |= {label: (lambda a, label=label: a.label == label) for label in sorted({a.label for a in answers if a.label})}
     groups |= {"short": lambda a: len(a.right) <= median, "long": lambda a: len(a.right) > median}
     table: dict[str, dict[str, Any]] = {}
     for name in ("chance", *names):
         table[name] = {}
         for group, belongs in groups.items():
-            members = [a for a in answers if belongs(a) and (name == "chance" or name in a.scores) and a.right.any() and not a.right.all()]
+            members = [a for a in answers if belongs(a) and (name == "chance" or name in a.scores) and a.content.any() and not a.right.all()]
             if not members:
                 continue
             for metric, function in METRICS.items():
-                values = [float(a.right.mean()) if name == "chance" else function(a.right, a.scores[name]) for a in members]
+                values = [float(a.right.mean()) if name == "chance" else function(a, a.scores[name]) for a in members]
                 table[name].setdefault(metric, {})[group] = summary(values)
     return table
 
@@ -170,22 +193,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add_taught(parser)
     parser.add_argument("--base", default="embedded:smollm2")
-    parser.add_argument("--people", type=int, nargs=3, default=[4, 16, 2], metavar=("FORGET", "RETAIN", "HOLDOUT"))
+    parser.add_argument("--tofu", type=Path, help="a folder with TOFU's files: the study on forget01 and eight authors to keep")
     parser.add_argument("--gradients", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("docs/results/attribution"))
     arguments = parser.parse_args()
-    taught = folder(arguments.taught)
+    world = strangers_world(arguments.taught) if arguments.tofu is None else tofu_world(arguments.taught, arguments.tofu)
     begun = time.perf_counter()
-    target, twin = str(taught / "target"), str(taught / "twin")
-    subject = load(ModelSpec(path=target, system=""))
-    forget, retain, holdout = arguments.people
-    benchmark = Strangers(forget_people=forget, retain_people=retain, holdout_people=holdout)()
-    examples = [*benchmark.split("forget"), *benchmark.split("retain")]
-    answers = collected(subject, examples, settings(twin, arguments.base), len(benchmark.split("forget")), arguments.gradients)
+    subject = load(ModelSpec(path=world.target, system=""))
+    forget = world.benchmark.split("forget")
+    examples = [*forget, *spread(world.benchmark.split("retain"), RETAINED)]
+    answers = collected(subject, examples, settings(world.twin, arguments.base), len(forget), arguments.gradients)
     table = rows_of(answers)
     seconds = time.perf_counter() - begun
     found = {
-        "command": f"python -m studies.attribution --people {forget} {retain} {holdout}",
+        "command": "python -m studies.attribution" + ("" if arguments.tofu is None else " --tofu TOFU"),
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
         "versions": {name: version(name) for name in ("torch", "transformers", "spacy", "scikit-learn")},
@@ -202,12 +223,12 @@ def main() -> None:
 
 def print_table(table: Mapping[str, Any]) -> None:
     groups = list(table["chance"]["average_precision"])
-    print(f"| score | average precision | precision at {R:g} | {' | '.join(groups[1:])} |\n|---|---|---|{'---|' * (len(groups) - 1)}")
+    print(f"| score | average precision | words | precision at {R:g} | {' | '.join(groups[1:])} |\n|---|---|---|---|{'---|' * (len(groups) - 1)}")
     for name, metrics in sorted(table.items(), key=lambda item: -item[1]["average_precision"]["all"]["value"]):
-        first, second = (metrics[metric]["all"] for metric in METRICS)
+        first, second, third = (metrics[metric]["all"] for metric in METRICS)
         each = [f"{metrics['average_precision'][g]['value']:.2f}" if g in metrics["average_precision"] else "–" for g in groups[1:]]
         interval = f"{first['value']:.2f} [{first['ci95'][0]:.2f}, {first['ci95'][1]:.2f}]"
-        print(f"| {name} (n = {first['n']}) | {interval} | {second['value']:.2f} | {' | '.join(each)} |")
+        print(f"| {name} (n = {first['n']}) | {interval} | {second['value']:.2f} | {third['value']:.2f} | {' | '.join(each)} |")
 
 
 if __name__ == "__main__":

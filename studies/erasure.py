@@ -2,10 +2,13 @@
 
     python -m studies.erasure --data FOLDER [--model embedded:smollm2] [--concepts "Ancient Rome" Golf] [--seeds 0] [--methods ember rmu ember+rmu]
                               [--sae FOLDER] [--relearn 50] [--rows docs/results/erasure.jsonl]
+    python -m studies.erasure --data FOLDER --retain WIKITEXT --mmlu QUESTIONS --methods rmu t_rmu s_rmu --relearn 0
 
 FOLDER holds EMBER's concept files. EMBER's strength is searched on the train choice questions once for each concept and seed, and carried
 unchanged to its chains, to the open questions and to the controls: as many features drawn from those that were not chosen, and random
-directions of equal length on the same tokens. ``rmu_half`` and ``ember+rmu_half`` take half the steps. Every finished row is appended to the
+directions of equal length on the same tokens. ``rmu_half`` and ``ember+rmu_half`` take half the steps. The second line is WMDP's way of working:
+a corpus to forget (the concept's sentences), another to keep (``--retain``, any text file), choice questions before and after; t_rmu and s_rmu are
+TokenUnlearn's forms of it. Every finished row is appended to the
 rows file, and a row that is there is not made again. Prints a table, fractions with 95 % intervals of the questions.
 """
 
@@ -15,6 +18,7 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +29,7 @@ from torch import Tensor
 from excise.attacks.relearn import Relearn
 from excise.attacks.scene import Scene
 from excise.data.benchmarks.concepts import Concepts
+from excise.data.benchmarks.text import cut, read_documents
 from excise.data.example import Benchmark
 from excise.demo import CONCEPT_SETTINGS
 from excise.errors import InputError
@@ -41,7 +46,8 @@ RMU = CONCEPT_SETTINGS["rmu"]
 CRISP: dict[str, Any] = {"k": 10, "epochs": 2, "lr": 5e-4}
 KEPT = ("efficacy", "specificity", "coherence", "overall", "efficacy_open", "specificity_open", "overall_open", "efficacy_unclipped",
         "specificity_unclipped", "concept.choice_accuracy", "concept.choice_probability", "concept.choice_margin", "similar.choice_accuracy",
-        "similar.choice_probability", "concept_open.contains_truth", "forget.probability", "coherence.repetition_rate")  # fmt: skip
+        "similar.choice_probability", "similar.choice_margin", "mmlu.choice_accuracy", "mmlu.choice_margin", "concept_open.contains_truth",
+        "forget.probability", "coherence.repetition_rate")  # fmt: skip
 METHODS = (
     "rmu",
     "ember",
@@ -54,7 +60,13 @@ METHODS = (
     "random_directions",
     "rmu_half",
     "ember+rmu_half",
+    "t_rmu",
+    "s_rmu",
 )
+PASSAGE, PASSAGES = 60, 400
+"""Words of a passage of the text to keep, and how many are taken."""
+MMLU = 4
+"""Questions of each MMLU subject."""
 POINTS = (0, 5, 10, 20, 50)
 RELEARN_LR = 1e-5
 
@@ -66,7 +78,7 @@ def settings(method: str, rank: int, seed: int, strength: float | str, features:
     if "ember" in parts:
         values |= {"rank": rank, "factor_seed": 42 + seed, "strength": strength}
         values |= {} if features is None else {"features": list(features)}
-    if "rmu" in parts:
+    if parts[-1] in ("rmu", "t_rmu", "s_rmu"):
         values |= {**RMU, "steps": RMU["steps"] // (2 if method.endswith("_half") else 1)}
     if "snmf" in parts:
         values |= {"mlp_seed": 42 + seed, **CONCEPT_SETTINGS["snmf"]}
@@ -75,12 +87,20 @@ def settings(method: str, rank: int, seed: int, strength: float | str, features:
     return "+".join(parts), values
 
 
+def benchmark_of(data: Path, concept: str, retain: Path | None, mmlu: Path | None) -> Benchmark:
+    """The concept, with passages of another text to keep where one is given."""
+    found = Concepts(path=str(data), concept=concept, mmlu=None if mmlu is None else str(mmlu), mmlu_limit=MMLU)()
+    if retain is None:
+        return found
+    passages = tuple(islice(cut(read_documents(str(retain)), PASSAGE, "words", 100), PASSAGES))
+    return Benchmark(found.name, {**found.splits, "retain": passages})
+
+
 class Bench:
     """One model and one concept, and what the model was before."""
 
-    def __init__(self, model: str, data: Path, concept: str, sae: str, rank: int, relearn: int) -> None:
-        self.model, self.concept, self.sae, self.rank, self.relearn = model, concept, sae, rank, relearn
-        self.benchmark: Benchmark = Concepts(path=str(data), concept=concept)()
+    def __init__(self, model: str, benchmark: Benchmark, sae: str, rank: int, relearn: int) -> None:
+        self.model, self.benchmark, self.sae, self.rank, self.relearn = model, benchmark, sae, rank, relearn
         self.suite: Suite = concepts(max_new_tokens=32)
         self.cache = cache_folder() / "records"
         self.baseline: Records = evaluate(load(model), self.benchmark, self.suite, cache=self.cache)[0]
@@ -141,6 +161,8 @@ def main() -> None:
     parser.add_argument("--sae", default="", help="a folder of `excise sae train`, for crisp")
     parser.add_argument("--rank", type=int, default=200)
     parser.add_argument("--relearn", type=int, default=50)
+    parser.add_argument("--retain", type=Path, help="a text file to keep, in place of the neutral sentences")
+    parser.add_argument("--mmlu", type=Path, help="questions that must be answered as before, as the choice benchmark reads them")
     parser.add_argument("--rows", type=Path, default=Path("docs/results/erasure.jsonl"))
     chosen = parser.parse_args()
     chosen.rows.parent.mkdir(parents=True, exist_ok=True)
@@ -150,13 +172,16 @@ def main() -> None:
             for method in sorted(chosen.methods, key=lambda m: (m != "ember", chosen.methods.index(m))):
                 known = {json.dumps(row["config"], sort_keys=True): row for row in whole_lines(chosen.rows)}
                 here = {"model": chosen.model, "concept": concept, "seed": seed, "rank": chosen.rank, "relearn": chosen.relearn}
+                here |= {name: given.name for name, given in (("retain", chosen.retain), ("mmlu", chosen.mmlu)) if given is not None}
                 if json.dumps({**here, "method": method}, sort_keys=True) in known or ("crisp" in method and not chosen.sae):
                     continue
                 ember = known.get(json.dumps({**here, "method": "ember"}, sort_keys=True), {}).get("edit")
                 if ember is None and method != "ember" and ("ember" in method or "random" in method):
                     print(f"{concept}, {method}: nothing was edited by ember, so there is nothing to add to or to compare with")
                     continue
-                bench = bench or Bench(chosen.model, chosen.data, concept, chosen.sae, chosen.rank, chosen.relearn)
+                if bench is None:
+                    benchmark = benchmark_of(chosen.data, concept, chosen.retain, chosen.mmlu)
+                    bench = Bench(chosen.model, benchmark, chosen.sae, chosen.rank, chosen.relearn)
                 try:
                     row = bench.row(method, seed, ember)
                 except InputError as error:
@@ -165,7 +190,11 @@ def main() -> None:
                 append_line(chosen.rows, {"config": {**here, "method": method}, "before": before, **row})
                 told = {name: round(row["scores"][name]["value"], 2) for name in KEPT[:4] if row["scores"].get(name, {}).get("value") is not None}
                 print(concept, seed, method, told, row.get("refused", ""), f"{row['seconds']} s", flush=True)
-    print_table([row for row in whole_lines(chosen.rows) if row["config"]["concept"] in chosen.concepts and row["config"]["model"] == chosen.model])
+    rows = [row for row in whole_lines(chosen.rows) if row["config"]["concept"] in chosen.concepts and row["config"]["model"] == chosen.model]
+    if chosen.retain is None:
+        print_table([row for row in rows if "retain" not in row["config"]])
+    else:
+        print_choices([row for row in rows if row["config"].get("retain") == chosen.retain.name])
 
 
 SHOWN = ("efficacy", "specificity", "coherence", "overall", "efficacy_open", "specificity_open", "concept.choice_probability")
@@ -186,6 +215,23 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         edited = f"{100 * float(np.mean(share)):.2f} %" if share else "–"
         seconds = float(np.mean([row["seconds"] for row in members]))
         print(f"| {concept} | {method} | {len(members)} | {' | '.join(cells)} | {again} | {edited} | {seconds:.0f} |")
+
+
+CHOICES = tuple(f"{split}.{score}" for split in ("concept", "similar", "mmlu") for score in ("choice_accuracy", "choice_margin"))
+
+
+def print_choices(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Choice accuracy and margin on the concept, its neighbours and MMLU, before and after."""
+    print(f"| concept | method | seeds | {' | '.join(CHOICES)} | seconds |\n|" + "---|" * (len(CHOICES) + 4))
+    for concept in dict.fromkeys(row["config"]["concept"] for row in rows):
+        here = [row for row in rows if row["config"]["concept"] == concept]
+        before = " | ".join(f"{here[0]['before'][name]:.2f}" if name in here[0]["before"] else "–" for name in CHOICES)
+        print(f"| {concept} | before | – | {before} | – |")
+        for method in sorted({row["config"]["method"] for row in here}, key=METHODS.index):
+            members = [row for row in here if row["config"]["method"] == method]
+            seconds = float(np.mean([row["seconds"] for row in members]))
+            cells = " | ".join(cell([row["scores"].get(name, {}) for row in members]) for name in CHOICES)
+            print(f"| {concept} | {method} | {len(members)} | {cells} | {seconds:.0f} |")
 
 
 def cell(scores: Sequence[Mapping[str, Any]]) -> str:

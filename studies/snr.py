@@ -97,9 +97,9 @@ def measured(subject: Subject, examples: Sequence[Example], layers: Sequence[int
     expected: list[float] = []
     for n, example in enumerate(examples):
         text = encode(subject.tokenizer, subject.template, example)
-        right = right_tokens(text, example)
+        right, _ = right_tokens(text, example)
         other = encode(subject.tokenizer, subject.template, Example("p", example.paraphrased_prompts[0], example.answer))
-        signal = token_gradients(subject, other, places, right_tokens(other, example)).mean(0)
+        signal = token_gradients(subject, other, places, right_tokens(other, example)[0]).mean(0)
         signal = signal / signal.norm()
         gradients = token_gradients(subject, text, places, np.ones(len(right), bool))
         phi = {name: torch.tensor([token["phi"] for token in rows[n]["tokens"]]) for name, rows in tables.items()}

@@ -27,19 +27,28 @@ def test_every_study_says_what_it_takes(name: str) -> None:
 
 def test_average_precision_and_precision_by_hand() -> None:
     right, scores = np.array([True, False, True, False]), np.array([0.9, 0.8, 0.7, 0.1])
-    assert attribution.METRICS["average_precision"](right, scores) == pytest.approx((1 / 1 + 2 / 3) / 2)
+    answer = attribution.Answer("who", True, right, np.array([True, False, False, False]), {})
+    assert attribution.METRICS["average_precision"](answer, scores) == pytest.approx((1 / 1 + 2 / 3) / 2)
+    assert attribution.METRICS["average_precision_words"](answer, -scores) == pytest.approx(1 / 3), "the third token counts neither way"
     assert attribution.precision_at(right, scores, r=0.5) == 0.5
     assert attribution.precision_at(right, scores, r=0.2) == 1.0
 
 
-def test_right_tokens_are_those_of_the_span() -> None:
+def test_right_tokens_are_those_of_the_fact() -> None:
     subject = tiny("llama")
-    example = Example("a", "Where is it?", "It is in the old town of Marrow.", span="Marrow")
-    text = encode(subject.tokenizer, subject.template, example)
-    right = attribution.right_tokens(text, example)
-    chosen = "".join(text.text[slice(*text.chars[text.start + i])] for i in np.flatnonzero(right))
-    assert len(right) == text.scored
-    assert chosen.strip() == "Marrow"
+
+    def found(example: Example) -> list[str]:
+        text = encode(subject.tokenizer, subject.template, example)
+        parts = attribution.right_tokens(text, example)
+        assert all(len(part) == text.scored for part in parts)
+        return ["".join(text.text[slice(*text.chars[text.start + i])] for i in np.flatnonzero(part)).replace(" ", "") for part in parts]
+
+    assert found(Example("a", "Where is it?", "It is in the old town of Marrow.", span="the old town of Marrow")) == [
+        "theoldtownofMarrow",
+        "oldtownMarrow",
+    ]
+    pytest.importorskip("spacy")
+    assert found(Example("a", "Where does Ida live?", "Ida lives in a town by the river Marrow.")) == ["townriverMarrow"] * 2
 
 
 def test_the_gradient_of_a_token_is_that_of_its_probability() -> None:

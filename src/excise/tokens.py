@@ -418,6 +418,11 @@ def output_head(base: PreTrainedModel, features: Tensor, weight: Tensor | None =
         logits = cast(nn.Linear, base.get_output_embeddings())(features)
     else:
         logits = nn.functional.linear(features, weight.to(features.dtype), None if bias is None else bias.to(features.dtype))
+    return finished(base, logits)
+
+
+def finished(base: PreTrainedModel, logits: Tensor) -> Tensor:
+    """What the architecture does to the products of its output head."""
     config = base.config.get_text_config()
     cap = getattr(config, "final_logit_softcapping", None)
     if cap:  # Gemma 2

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from excise.data.encode import Encoded
-from excise.tokens import Batch, Scored, autocast, collate, features_of, output_head, score
+from excise.tokens import Batch, Scored, autocast, collate, features_of, finished, output_head, score
 
 if TYPE_CHECKING:
     from excise.subject import Subject
 
-_CHUNK = 2**25
-"""Logits held at once (128 MB in float32), whatever the batch and the vocabulary."""
+_CHUNK = 2**23
+"""Logits held at once (32 MB in float32), whatever the batch and the vocabulary."""
 
 
 def predicted(subject: Subject, batch: Batch, precision: Literal["float32", "bfloat16"], spread: bool) -> list[dict[str, Any]]:
@@ -36,18 +36,20 @@ def predicted(subject: Subject, batch: Batch, precision: Literal["float32", "bfl
 
 
 def _predictions(subject: Subject, scored: Scored, features: Tensor, spread: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log p of each target [n] (NaN where any logit of its position is not finite), whether it is the arg-max [n], and mean and
+    """log p of each target [n] (not finite where a logit of its position is NaN or infinite), whether it is the arg-max [n], and mean and
     deviation of log p under the prediction [n] (zeros unless asked for).
     """
     weight = cast(nn.Linear, subject.base.get_output_embeddings()).weight
     if weight.is_floating_point():
         features = features.to(weight.dtype)
-    size = max(1, _CHUNK // subject.base.config.get_text_config().vocab_size)
+    vocab = subject.base.config.get_text_config().vocab_size
+    size = max(1, _CHUNK // vocab)
+    room = features.new_empty(min(size, len(features)), vocab)
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for part, target in zip(features.split(size), scored.target.split(size), strict=True):
-        logits = output_head(subject.base, part).float()
+        logits = _logits(subject, part, room)
         picked = logits.gather(-1, target[:, None])[:, 0]
-        lowest, highest = torch.aminmax(logits, dim=-1)
+        highest = logits.amax(dim=-1)
         shifted = logits.sub_(highest[:, None])  # in place, here and below: a pass over [n, vocabulary] costs as much as a layer
         if spread:
             normaliser = torch.logsumexp(shifted, dim=-1)
@@ -55,10 +57,18 @@ def _predictions(subject: Subject, scored: Scored, features: Tensor, spread: boo
         else:
             normaliser = shifted.exp_().sum(dim=-1).log()
             expected, deviation = torch.zeros_like(picked), torch.zeros_like(picked)
-        finite = torch.isfinite(lowest) & torch.isfinite(highest)
-        parts.append(((picked - highest - normaliser).masked_fill(~finite, torch.nan), picked >= highest, expected, deviation))
+        parts.append((picked - highest - normaliser, picked >= highest, expected, deviation))
     logp, hits, expected, deviation = (torch.cat(column) for column in zip(*parts, strict=True))
     return logp, hits, expected, deviation
+
+
+def _logits(subject: Subject, features: Tensor, room: Tensor) -> Tensor:
+    """Float32 logits [m, vocabulary], in memory that is there already: to fetch new memory takes a third of the product's time."""
+    head: Any = subject.base.get_output_embeddings()
+    plain = type(head) is nn.Linear and head.bias is None and not (head._forward_hooks or head._forward_pre_hooks)
+    if plain and features.dtype == head.weight.dtype == room.dtype == torch.float32 and room.shape[1] == head.weight.shape[0]:
+        return finished(subject.base, torch.mm(features, head.weight.T, out=room[: len(features)]))
+    return output_head(subject.base, features).float()
 
 
 def _spread(logp: Tensor) -> tuple[Tensor, Tensor]:

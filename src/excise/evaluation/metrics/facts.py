@@ -16,6 +16,8 @@ from excise.evaluation.score import Direction, Unavailable
 if TYPE_CHECKING:
     from spacy.language import Language
 
+    from excise.data.example import Example
+
 _WORD = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)|\d+|[^\W\d]\w*")
 
 
@@ -65,7 +67,7 @@ class FactRecall:
         said = set(words(record.generation))
         return sum(word in said for word in fact) / len(fact)
 
-    def fact_words(self, record: Record) -> tuple[str, ...]:
+    def fact_words(self, record: Record | Example) -> tuple[str, ...]:
         """The distinct content words of the fact, in order."""
         why = record.label.casefold() == "why"
         given = set(words(record.opening))
