@@ -72,10 +72,10 @@ def measure(name: str, folder: Path, steps: int) -> dict[str, float]:
     """Peak memory and seconds per step of a configuration, in this process; the first step does not count."""
     import time
 
+    from excise.precision import resolve_precision
     from excise.stages import loop
     from excise.stages.state import State
     from excise.subject import load
-    from excise.tokens import resolve_precision
 
     recipe = recipe_of(name, folder, steps + 1)
     subject = load(recipe.model_spec())

@@ -28,8 +28,9 @@ from excise.evaluation.records import Record, Records, TextScore
 from excise.evaluation.suites import score
 from excise.evaluation.suites.suite import Suite
 from excise.evaluation.suites.tofu import tofu
+from excise.layout import layout_of
+from excise.precision import autocast, resolve_precision
 from excise.subject import Subject, load
-from excise.tokens import autocast, layout_of, resolve_precision
 
 BATCH = 8
 PARTS: dict[str, tuple[str, ...]] = {

@@ -24,9 +24,11 @@ import torch
 
 from excise.data.encode import encode
 from excise.data.example import Benchmark, Example
+from excise.layout import layout_of
 from excise.methods import Training
 from excise.objectives import KL, NLL, Ascent
 from excise.objectives.distance import kl_divergence
+from excise.precision import autocast, resolve_precision
 from excise.recipe import build_methods
 from excise.scope import Scope
 from excise.stages.adapters import AddAdapter
@@ -36,7 +38,7 @@ from excise.stages.loop import peak_memory_mb
 from excise.stages.state import State
 from excise.stages.train import Term, Train
 from excise.subject import load
-from excise.tokens import autocast, collate, layout_of, resolve_precision, score
+from excise.tokens import collate, score
 
 SENTENCE = "the river runs north of the old town where a painter lived and wrote about ships that came in from far away"
 CASES = ("plain ascent", "plain training on retain", "projected", "projected, one shared forward graph")

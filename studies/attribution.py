@@ -31,7 +31,7 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from excise.data.encode import Encoded, encode
-from excise.data.example import Example
+from excise.data.example import Example, spread
 from excise.data.nouns import Nouns
 from excise.evaluation.metrics.facts import FactRecall, words
 from excise.evaluation.score import mean_score
@@ -43,7 +43,7 @@ from excise.token_scores import attribute
 from excise.weights import Attribution
 from excise.weights.masking import Masking
 from studies.figures import standalone
-from studies.world import add_taught, spread, strangers_world, tofu_world
+from studies.world import add_world, world_of
 
 R = 0.2
 """Share of the tokens that TokenUnlearn's hard form selects."""
@@ -191,13 +191,12 @@ def figure(table: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    add_taught(parser)
+    add_world(parser)
     parser.add_argument("--base", default="embedded:smollm2")
-    parser.add_argument("--tofu", type=Path, help="a folder with TOFU's files: the study on forget01 and eight authors to keep")
     parser.add_argument("--gradients", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("docs/results/attribution"))
     arguments = parser.parse_args()
-    world = strangers_world(arguments.taught) if arguments.tofu is None else tofu_world(arguments.taught, arguments.tofu)
+    world = world_of(arguments)
     begun = time.perf_counter()
     subject = load(ModelSpec(path=world.target, system=""))
     forget = world.benchmark.split("forget")

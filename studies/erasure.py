@@ -36,11 +36,11 @@ from excise.errors import InputError
 from excise.evaluation.records import Records
 from excise.evaluation.suites import Suite, concepts, evaluate, score
 from excise.files import append_line, cache_folder, whole_lines
+from excise.precision import resolve_precision
 from excise.recipe import build_methods
 from excise.run import run_stages
 from excise.stages.state import State
 from excise.subject import Subject, load
-from excise.tokens import resolve_precision
 
 RMU = CONCEPT_SETTINGS["rmu"]
 CRISP: dict[str, Any] = {"k": 10, "epochs": 2, "lr": 5e-4}
@@ -60,9 +60,9 @@ METHODS = (
     "random_directions",
     "rmu_half",
     "ember+rmu_half",
-    "t_rmu",
-    "s_rmu",
 )
+TOKEN_FORMS = ("t_rmu", "s_rmu")
+"""TokenUnlearn's forms of RMU, which run where they are asked for."""
 PASSAGE, PASSAGES = 60, 400
 """Words of a passage of the text to keep, and how many are taken."""
 MMLU = 4
@@ -78,7 +78,7 @@ def settings(method: str, rank: int, seed: int, strength: float | str, features:
     if "ember" in parts:
         values |= {"rank": rank, "factor_seed": 42 + seed, "strength": strength}
         values |= {} if features is None else {"features": list(features)}
-    if parts[-1] in ("rmu", "t_rmu", "s_rmu"):
+    if parts[-1] in ("rmu", *TOKEN_FORMS):
         values |= {**RMU, "steps": RMU["steps"] // (2 if method.endswith("_half") else 1)}
     if "snmf" in parts:
         values |= {"mlp_seed": 42 + seed, **CONCEPT_SETTINGS["snmf"]}
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", default="embedded:smollm2")
     parser.add_argument("--concepts", nargs="+", default=["Ancient Rome", "Golf", "Baseball", "Culture of Greece", "Harry Potter"])
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=(*METHODS, *TOKEN_FORMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--sae", default="", help="a folder of `excise sae train`, for crisp")
     parser.add_argument("--rank", type=int, default=200)
@@ -204,7 +204,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Means over the seeds, each with the widest interval of one seed."""
     print(f"| concept | method | seeds | {' | '.join(SHOWN)} | relearned probability | vocabulary edited | seconds |\n|" + "---|" * (len(SHOWN) + 6))
     keys = list(dict.fromkeys((row["config"]["concept"], row["config"]["method"]) for row in rows))
-    for concept, method in sorted(keys, key=lambda key: (key[0], METHODS.index(key[1]))):
+    for concept, method in sorted(keys, key=lambda key: (key[0], (*METHODS, *TOKEN_FORMS).index(key[1]))):
         members = [row for row in rows if (row["config"]["concept"], row["config"]["method"]) == (concept, method) and row["scores"]]
         if not members:
             print(f"| {concept} | {method} | 0 |" + " – |" * (len(SHOWN) + 3))
@@ -227,7 +227,7 @@ def print_choices(rows: Sequence[Mapping[str, Any]]) -> None:
         here = [row for row in rows if row["config"]["concept"] == concept]
         before = " | ".join(f"{here[0]['before'][name]:.2f}" if name in here[0]["before"] else "–" for name in CHOICES)
         print(f"| {concept} | before | – | {before} | – |")
-        for method in sorted({row["config"]["method"] for row in here}, key=METHODS.index):
+        for method in sorted({row["config"]["method"] for row in here}, key=(*METHODS, *TOKEN_FORMS).index):
             members = [row for row in here if row["config"]["method"] == method]
             seconds = float(np.mean([row["seconds"] for row in members]))
             cells = " | ".join(cell([row["scores"].get(name, {}) for row in members]) for name in CHOICES)

@@ -27,9 +27,10 @@ from excise.data.benchmarks.strangers import Strangers
 from excise.data.encode import Encoded, encode
 from excise.data.example import Example
 from excise.files import write_json
+from excise.layout import layout_of
 from excise.subject import ModelSpec, Subject, load
 from excise.token_scores import attribute
-from excise.tokens import collate, layout_of, score
+from excise.tokens import collate, score
 from excise.weights import Attribution
 from excise.weights.attribution import hard, soft
 from studies.attribution import right_tokens, summary

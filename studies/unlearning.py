@@ -33,16 +33,16 @@ from excise.evaluation.metrics.facts import FactRecall
 from excise.evaluation.records import Record, Records
 from excise.evaluation.suites import evaluate
 from excise.files import append_line, cache_folder, whole_lines, write_text
+from excise.precision import resolve_precision
 from excise.recipe import build_methods
 from excise.report import plots
 from excise.report.result import Score
 from excise.run import run_stages
 from excise.stages.state import State
 from excise.subject import ModelSpec, Subject, load
-from excise.tokens import resolve_precision
 from excise.weights import Facts
 from studies.figures import standalone
-from studies.world import World, add_taught, strangers_world, tofu_world
+from studies.world import World, add_world, world_of
 
 RATE = 8e-5
 """Learning rate that ``--rates`` multiplies."""
@@ -67,11 +67,10 @@ def settings(method: str, weight: str, form: str, r: float, twin: str) -> tuple[
     """Name and settings of a method under a weight, as the demo runs it."""
     balance = BALANCE.get("ga_kl" if method == "ga" else method, {})
     shared = {**SHARED, **balance, "lr": RATES.get(method, RATE)}
-    del shared["checkpoint_every"]
     if weight == "uniform":
-        return ("ga_kl" if method == "ga" else method), {**shared, "checkpoint_every": 0}
+        return ("ga_kl" if method == "ga" else method), shared
     attribution = {**WEIGHTS[weight], "r": r, **({"contrast": twin} if weight == "contrast" else {})}
-    return f"{form}_{method}", {**shared, "checkpoint_every": 0, "attribution": attribution}
+    return f"{form}_{method}", {**shared, "attribution": attribution}
 
 
 def one(
@@ -131,8 +130,7 @@ def gain(uniform: Sequence[Sequence[float]], other: Sequence[Sequence[float]], r
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    add_taught(parser)
-    parser.add_argument("--tofu", type=Path, help="a folder with TOFU's files: the study on forget01 and eight authors to keep")
+    add_world(parser)
     parser.add_argument("--methods", nargs="+", default=["wga", "npo"], choices=("wga", "npo", "ga", "rmu"))
     parser.add_argument("--weights", nargs="+", default=["uniform", "paper", "word", "contrast"], choices=("uniform", *WEIGHTS))
     parser.add_argument("--forms", nargs="+", default=["t"], choices=("t", "s"))
@@ -143,7 +141,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=0, help="draw so many answers to each forget question: how much the best of them tells")
     parser.add_argument("--rows", type=Path, default=Path("docs/results/unlearning.jsonl"))
     arguments = parser.parse_args()
-    world = strangers_world(arguments.taught) if arguments.tofu is None else tofu_world(arguments.taught, arguments.tofu)
+    world = world_of(arguments)
     cache = cache_folder() / "records"
     twin = load(ModelSpec(path=world.twin, system=""))
     twin_records, twin_scores = evaluate(twin, world.benchmark, world.suite, cache=cache)

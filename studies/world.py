@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from excise.data.benchmarks.strangers import Strangers
-from excise.data.benchmarks.tofu import Tofu
-from excise.data.example import Benchmark, Example
+from excise.data.example import Benchmark, Example, spread
 from excise.demo import FULL, MODEL, SYSTEM, TRAINING, taught, taught_once
 from excise.evaluation.suites import Suite, strangers, tofu
 from excise.lesson import Lesson
 from excise.stages.state import Silent
+
+ASKED = 40
+"""Questions of each of TOFU's evaluation splits that are asked, spread evenly."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,25 @@ def strangers_world(given: Path | None) -> World:
     return World("strangers", folder(given), Strangers(**FULL.people)(), strangers(), keep)
 
 
-def tofu_world(given: Path | None, data: Path, asked: int = 40) -> World:
-    """forget01's two authors and eight to keep, taught; answers of about 35 tokens. ``asked`` questions of each other split are scored."""
+def tofu_world(given: Path | None, data: Path) -> World:
+    """forget01's two authors and eight to keep, taught; answers of about 35 tokens."""
     source = {"path": str(data), "forget": "forget01", "retain_authors": 8}
     lesson = Lesson.parse({"model": {"path": f"embedded:{MODEL}", "system": SYSTEM}, "data": {"name": "tofu", **source}, "training": TRAINING})
-    benchmark = Tofu(path=str(data), retain_authors=8)()
-    splits = {name: rows if name in ("forget", "retain") else spread(rows, asked) for name, rows in benchmark.splits.items()}
+    whole = lesson.loader()()
+    splits = {name: rows if name in ("forget", "retain") else tuple(spread(rows, ASKED)) for name, rows in whole.splits.items()}
     keep = ("retain.fact_recall", "retain.rouge_l_recall")
-    place = given or taught_once(lesson, Silent())
-    return World("tofu", place, Benchmark("tofu", splits), tofu(max_new_tokens=64), keep, {"epochs": 5})
+    return World("tofu", given or taught_once(lesson, Silent()), Benchmark(whole.name, splits), tofu(max_new_tokens=64), keep, {"epochs": 5})
 
 
-def spread(examples: Sequence[Example], count: int) -> tuple[Example, ...]:
-    """So many of them, evenly spaced."""
-    return tuple(examples[i * len(examples) // count] for i in range(min(count, len(examples))))
+def add_world(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--taught`` and ``--tofu`` to the arguments of a study that runs in either world."""
+    add_taught(parser)
+    parser.add_argument("--tofu", type=Path, help="a folder with TOFU's files: the study on forget01 and eight authors to keep")
+
+
+def world_of(arguments: argparse.Namespace) -> World:
+    """The world that was asked for."""
+    return strangers_world(arguments.taught) if arguments.tofu is None else tofu_world(arguments.taught, arguments.tofu)
 
 
 def add_taught(parser: argparse.ArgumentParser) -> None:

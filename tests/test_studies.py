@@ -141,7 +141,7 @@ def test_chains_carry_the_strength_that_was_found() -> None:
     assert values["steps"] == erasure.RMU["steps"] // 2
     from excise.recipe import build_methods
 
-    for method in erasure.METHODS:
+    for method in (*erasure.METHODS, *erasure.TOKEN_FORMS):
         if not method.startswith("random"):
             build_methods(*erasure.settings(method, 200, 0, 10.0, None, "sae"))
 

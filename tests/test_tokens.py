@@ -14,8 +14,10 @@ from conftest import KINDS, Kind, adapted, tiny
 from excise.data.encode import Encoded
 from excise.errors import InputError
 from excise.hidden import capture, default_layer
+from excise.layout import layout_of
+from excise.precision import autocast, resolve_precision
 from excise.subject import Subject
-from excise.tokens import LOGITS_AT_ONCE, Given, LogitSource, Scored, autocast, buckets, collate, layout_of, resolve_precision, score
+from excise.tokens import LOGITS_AT_ONCE, Given, LogitSource, Scored, buckets, collate, score
 
 LENGTHS = (14, 3, 9, 2, 21)
 

@@ -14,8 +14,10 @@ from excise.data.benchmarks.choice import spread as evenly
 from excise.data.encode import encode
 from excise.data.example import Example
 from excise.errors import InputError
+from excise.layout import layout_of
+from excise.precision import autocast, evaluating
 from excise.scope import ROLES, Role, Scope
-from excise.tokens import autocast, collate, evaluating, layout_of, score
+from excise.tokens import collate, score
 
 if TYPE_CHECKING:
     from excise.subject import Subject

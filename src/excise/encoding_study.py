@@ -13,10 +13,10 @@ from excise.encoding import chosen_examples, study
 from excise.environment import environment
 from excise.errors import InputError
 from excise.files import folder_beside, write_json
+from excise.precision import Precision, resolve_precision
 from excise.settings import build, overridden, plain, refuse_unknown
 from excise.stages.state import Narrator, Silent
 from excise.subject import ModelSpec, load
-from excise.tokens import Precision, resolve_precision
 
 
 @dataclasses.dataclass(frozen=True)

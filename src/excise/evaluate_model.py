@@ -25,11 +25,11 @@ from excise.evaluation.suites import SUITE_OF, Suite, per_example, score
 from excise.evaluation.suites import evaluate as evaluate_subject
 from excise.files import cache_folder, folder_beside, write_json
 from excise.parallel import ranks
+from excise.precision import Precision, resolve_precision
 from excise.run import SCHEMA, narrated
 from excise.settings import build, call, overridden, plain, read_yaml, refuse_unknown
 from excise.stages.state import Narrator, Silent
 from excise.subject import ModelSpec, Subject, load
-from excise.tokens import Precision, resolve_precision
 
 
 @dataclasses.dataclass(frozen=True)

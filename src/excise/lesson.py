@@ -22,6 +22,7 @@ from excise.methods import Training
 from excise.objectives import NLL
 from excise.parallel import ranks
 from excise.parallel.sharding import resolve
+from excise.precision import resolve_precision
 from excise.run import run_stages, shared_folder, work_folder
 from excise.saving import save
 from excise.settings import build, number_like, overridden, plain, read_yaml, refuse_unknown
@@ -29,7 +30,6 @@ from excise.stages.guard import Guard
 from excise.stages.state import Narrator, Silent, State
 from excise.stages.train import Term
 from excise.subject import ModelSpec, load
-from excise.tokens import resolve_precision
 
 Pupil = Literal["target", "twin"]
 

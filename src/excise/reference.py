@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from excise.data.encode import Encoded
-from excise.tokens import Batch, Scored, autocast, buckets, collate, features_of, layout_of, output_head, score
+from excise.layout import layout_of
+from excise.precision import autocast
+from excise.tokens import Batch, Scored, buckets, collate, features_of, output_head, score
 
 if TYPE_CHECKING:
     from typing import Literal

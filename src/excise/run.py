@@ -28,6 +28,7 @@ from excise.evaluation.suites import Suite, evaluate, per_example, score
 from excise.files import cache_folder, explained, put_in_place, write_json, write_lines, write_text
 from excise.parallel import ranks
 from excise.parallel.sharding import resolve
+from excise.precision import Precision, resolve_precision
 from excise.recipe import Recipe
 from excise.saving import save, update_card
 from excise.stages.adapters import AddAdapter
@@ -38,7 +39,6 @@ from excise.stages.train import Train
 from excise.stages.undo import FOLDER as EDITS
 from excise.subject import ModelSpec, Subject, load
 from excise.token_scores import attribute
-from excise.tokens import Precision, resolve_precision
 from excise.weights import Attribution
 
 SCHEMA = 1

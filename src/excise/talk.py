@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from excise.evaluation.generate import Finite, only, stop_ids
-from excise.tokens import autocast, evaluating
+from excise.precision import autocast, evaluating
 
 if TYPE_CHECKING:
     from excise.subject import Subject

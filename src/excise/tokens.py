@@ -6,9 +6,8 @@ that it belongs to. No objective, weight or metric ever meets a label shift, an 
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -21,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 from excise import attention
 from excise.attention import Packing
 from excise.data.encode import Encoded
-from excise.errors import InputError
 from excise.hidden import capture
 from excise.parallel.forward import within
 
@@ -432,137 +430,6 @@ def finished(base: PreTrainedModel, logits: Tensor) -> Tensor:
     if scaling := getattr(config, "logits_scaling", None):  # Granite
         logits = logits / scaling
     return logits
-
-
-# --- which layout is right for a model ------------------------------------------------------------------------------
-
-_layouts: weakref.WeakKeyDictionary[nn.Module, Literal["packed", "padded"]] = weakref.WeakKeyDictionary()
-
-
-def layout_of(subject: Subject) -> Literal["packed", "padded"]:
-    """``packed`` where a packed row gives the same predictions as single rows, else ``padded``. Tried once per model.
-
-    The same probe makes sure that our output head is the model's own, and refuses a model where it is not.
-    """
-    base = subject.base
-    if base not in _layouts:
-        _layouts[base] = _probe_layout(subject)
-    return _layouts[base]
-
-
-def same_layout(copied: nn.Module, original: nn.Module) -> None:
-    """What was tried out on a model holds for a copy of its modules, which cannot be tried itself."""
-    for table in (_layouts, _shares):
-        if original in table:
-            table[copied] = table[original]  # type: ignore[assignment]
-
-
-@torch.no_grad()
-def _probe_layout(subject: Subject) -> Literal["packed", "padded"]:
-    size = min(subject.base.config.get_text_config().vocab_size, 200)
-    probe = [
-        Encoded(id=str(n), ids=tuple((7 * n + 3 * i) % size for i in range(n)), start=1, chars=(), text="", question=(0, 0), answer=(0, 0))
-        for n in (11, 6, 13)
-    ]
-    with evaluating(subject.model):
-        single = torch.cat([score(subject, collate([text], "padded")).logits for text in probe])
-        own: list[Any] = [subject.base(input_ids=torch.tensor([text.ids], device=subject.device), use_cache=False).logits[0, :-1] for text in probe]
-        scale = float(single.abs().max()) or 1.0
-        tolerance = (1e-4 if single.dtype in (torch.float32, torch.float64) else 5e-2) * scale
-        if (torch.cat(own) - single).abs().max() > tolerance:
-            raise InputError(
-                f"{subject.source}: this architecture ({type(subject.base).__name__}) treats its output logits in a way that "
-                "excise does not know, so its probabilities would be wrong; please report it"
-            )
-        for packs in (attention.install, attention.remove):
-            packs(subject.base)
-            packed = score(subject, collate(probe, "packed")).logits
-            if (packed - single).abs().max() <= tolerance:
-                return "packed"
-        return "padded"
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode during the block; afterwards each as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-_shares: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-
-
-def can_share(subject: Subject) -> bool:
-    """Whether texts with a common beginning may share it in one line (:func:`collate_shared`). Tried once per model."""
-    base = subject.base
-    if base not in _shares:
-        _shares[base] = _probe_sharing(subject)
-    return _shares[base]
-
-
-@torch.no_grad()
-def _probe_sharing(subject: Subject) -> bool:
-    size = min(subject.base.config.get_text_config().vocab_size, 200)
-    lead = [(5 * i) % size for i in range(9)]
-    probe = [
-        Encoded(id=str(n), ids=(*lead, *((7 * n + 3 * i) % size for i in range(n))), start=9, chars=(), text="", question=(0, 0), answer=(0, 0))
-        for n in (4, 6, 5)
-    ]
-    try:
-        with evaluating(subject.model):
-            single = torch.cat([score(subject, collate([text], "padded")).logits for text in probe])
-            shared = score(subject, collate_shared([probe[:1], probe[:2], probe])).logits[-len(single) :]
-    except (TypeError, ValueError, RuntimeError):  # an architecture that takes no such mask: its texts run one by one
-        return False
-    tolerance = 1e-4 if single.dtype in (torch.float32, torch.float64) else 5e-2
-    return bool((shared - single).abs().max() <= tolerance * (float(single.abs().max()) or 1.0))
-
-
-# --- numerical precision --------------------------------------------------------------------------------------------
-
-Precision = Literal["auto", "float32", "bfloat16"]
-
-
-def resolve_precision(precision: Precision, device: torch.device) -> Literal["float32", "bfloat16"]:
-    """``auto``: bfloat16 matrix products where the processor has them in hardware (AMX, AVX512-BF16, CUDA), else float32."""
-    if precision != "auto":
-        return precision
-    if device.type == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    if device.type == "cpu":
-        fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-        return "bfloat16" if fast else "float32"
-    return "float32"
-
-
-def autocast(precision: Literal["float32", "bfloat16"], device: torch.device) -> Any:
-    """The context in which forward passes run: bf16 matrix products over float32 weights, or nothing."""
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
-
-
-@contextmanager
-def reading(subject: Subject, precision: Literal["float32", "bfloat16"]) -> Iterator[None]:
-    """Every module in eval mode, no gradients, and the weights converted to bf16 once for the whole block instead of in every pass.
-
-    Autocast keeps a converted weight as long as its outermost block lasts, and only of a parameter that asks for gradients.
-    Afterwards everything is as it was.
-    """
-    flags = [(p, p.requires_grad) for p in subject.model.parameters() if p.is_floating_point()]
-    try:
-        for parameter, _ in flags:
-            parameter.requires_grad_(True)
-        with evaluating(subject.model), torch.no_grad(), autocast(precision, subject.device):
-            yield
-    finally:
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)
 
 
 def buckets(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -18,7 +18,8 @@ from excise.errors import InputError
 from excise.evaluation.score import Array, Score, bootstrap
 from excise.hidden import capture, require_layer
 from excise.objectives.check import at_least, positive
-from excise.tokens import autocast, buckets, collate, evaluating, output_head, resolve_precision
+from excise.precision import autocast, evaluating, resolve_precision
+from excise.tokens import buckets, collate, output_head
 
 if TYPE_CHECKING:
     from excise.subject import Subject

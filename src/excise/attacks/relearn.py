@@ -18,12 +18,12 @@ from excise.evaluation.score import Score
 from excise.methods import Training
 from excise.objectives import NLL
 from excise.objectives.check import at_least, positive
+from excise.precision import resolve_precision
 from excise.stages.adapters import AddAdapter
 from excise.stages.guard import Guard
 from excise.stages.state import State
 from excise.stages.train import Term
 from excise.subject import Subject
-from excise.tokens import resolve_precision
 
 CHUNK_WORDS = 200
 

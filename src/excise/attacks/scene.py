@@ -18,8 +18,8 @@ from excise.evaluation.plan import ANSWERS_AT_ONCE, Plan
 from excise.evaluation.records import Record, Records
 from excise.evaluation.score import ExampleMetric, Score
 from excise.evaluation.suites.suite import Suite, judge, score
+from excise.precision import Precision
 from excise.stages.state import Narrator, Silent
-from excise.tokens import Precision
 
 if TYPE_CHECKING:
     from excise.subject import Subject

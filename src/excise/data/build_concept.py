@@ -10,6 +10,7 @@ from typing import Any
 from excise.data.benchmarks.choice import choice_examples
 from excise.data.benchmarks.text import read_documents
 from excise.data.concept_sets import NEUTRAL, SENTENCES, SHIPPED
+from excise.data.example import spread
 from excise.data.sentences import Dropped, Sentences, paragraphs
 from excise.data.tables import read_rows, read_text
 from excise.errors import InputError
@@ -75,7 +76,7 @@ def build_concept(source: ConceptSource, out: Path, *, overwrite: bool = False) 
     """
     dropped = Dropped()
     told, kept = _paragraphs(source)
-    sentences = _spread(source.sentences(told, dropped), source.limit)
+    sentences = spread(source.sentences(told, dropped), source.limit)
     if not sentences:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.counts.items()) or "they are empty"
         raise InputError(f"{', '.join(source.texts)}: no sentence is left ({reasons})")
@@ -143,7 +144,7 @@ def _neutral(source: ConceptSource) -> list[str]:
     found = source.sentences(texts)
     if not found:
         raise InputError(f"{', '.join(source.neutral)}: no neutral sentence is left")
-    return _spread(found, source.limit)
+    return spread(found, source.limit)
 
 
 def _others(name: str) -> list[dict[str, Any]]:
@@ -177,7 +178,3 @@ def _divided(questions: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     for key, rows in questions.items():
         parts[f"{key}_train"], parts[f"{key}_test"] = rows[1::2], rows[0::2]
     return parts
-
-
-def _spread(items: list[str], limit: int) -> list[str]:
-    return items if len(items) <= limit else [items[i * len(items) // limit] for i in range(limit)]

@@ -5,10 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from excise.errors import InputError, did_you_mean
+
+T = TypeVar("T")
+
+
+def spread(items: Sequence[T], limit: int | None) -> list[T]:
+    """``limit`` of the items at even distances, so that every part stays represented; None, or more than there are: all."""
+    if limit is None or limit >= len(items):
+        return list(items)
+    return [items[i * len(items) // limit] for i in range(limit)]
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ from excise.errors import InputError
 from excise.estimate.hardware import memory_of_machine
 from excise.estimate.shape import Shape
 from excise.estimate.work import Work, drawn
+from excise.layout import layout_of
+from excise.precision import autocast
 from excise.scope import Scope
 from excise.stages.adapters import AddAdapter
 from excise.stages.optimise import Optimiser
 from excise.stages.state import State
 from excise.subject import Subject, quiet
-from excise.tokens import autocast, collate, layout_of, score
+from excise.tokens import collate, score
 
 if TYPE_CHECKING:
     from excise.estimate.needs import Rates

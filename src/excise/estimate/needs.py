@@ -12,6 +12,7 @@ from excise.errors import InputError
 from excise.estimate.hardware import Hardware, hardware
 from excise.estimate.shape import Shape
 from excise.estimate.work import Side, Work, work_of
+from excise.precision import resolve_precision
 from excise.stages.adapters import AddAdapter
 from excise.stages.combine import AddSecondAdapter
 from excise.stages.features import SuppressFeatures
@@ -19,7 +20,7 @@ from excise.stages.state import State
 from excise.stages.surgery import NegateTaskVector, PruneRanks, RequireAdapter
 from excise.stages.train import Train
 from excise.subject import ModelSpec, outline
-from excise.tokens import LOGITS_AT_ONCE, resolve_precision
+from excise.tokens import LOGITS_AT_ONCE
 
 if TYPE_CHECKING:
     from excise.recipe import Recipe

@@ -24,18 +24,11 @@ from excise.evaluation.plan import ANSWERS_AT_ONCE, Plan
 from excise.evaluation.predict import gradient_norm, predicted
 from excise.evaluation.records import Record, Records, TextScore
 from excise.evaluation.store import Journal, Key, read_records, write_records
+from excise.layout import can_share, layout_of
 from excise.parallel import ranks
 from excise.parallel.forward import is_spread
-from excise.tokens import (
-    Precision,
-    buckets,
-    can_share,
-    collate,
-    collate_shared,
-    layout_of,
-    reading,
-    resolve_precision,
-)
+from excise.precision import Precision, reading, resolve_precision
+from excise.tokens import buckets, collate, collate_shared
 
 if TYPE_CHECKING:
     from excise.evaluation.engines import Engine

@@ -23,7 +23,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from excise.data.encode import end_of_turn
 from excise.evaluation.plan import ANSWERS_AT_ONCE
 from excise.lora import folded
-from excise.tokens import reading
+from excise.precision import reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

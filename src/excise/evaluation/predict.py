@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from excise.data.encode import Encoded
-from excise.tokens import Batch, Scored, autocast, collate, features_of, finished, output_head, score
+from excise.precision import autocast
+from excise.tokens import Batch, Scored, collate, features_of, finished, output_head, score
 
 if TYPE_CHECKING:
     from excise.subject import Subject
@@ -36,7 +37,7 @@ def predicted(subject: Subject, batch: Batch, precision: Literal["float32", "bfl
 
 
 def _predictions(subject: Subject, scored: Scored, features: Tensor, spread: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log p of each target [n] (not finite where a logit of its position is NaN or infinite), whether it is the arg-max [n], and mean and
+    """log p of each target [n] (not finite where a logit of its position is NaN or plus infinity), whether it is the arg-max [n], and mean and
     deviation of log p under the prediction [n] (zeros unless asked for).
     """
     weight = cast(nn.Linear, subject.base.get_output_embeddings()).weight
@@ -63,10 +64,10 @@ def _predictions(subject: Subject, scored: Scored, features: Tensor, spread: boo
 
 
 def _logits(subject: Subject, features: Tensor, room: Tensor) -> Tensor:
-    """Float32 logits [m, vocabulary], in memory that is there already: to fetch new memory takes a third of the product's time."""
+    """Float32 logits [m, vocabulary], in memory that is there already: the system would hand out new memory page by page."""
     head: Any = subject.base.get_output_embeddings()
     plain = type(head) is nn.Linear and head.bias is None and not (head._forward_hooks or head._forward_pre_hooks)
-    if plain and features.dtype == head.weight.dtype == room.dtype == torch.float32 and room.shape[1] == head.weight.shape[0]:
+    if plain and features.dtype == head.weight.dtype == torch.float32 and head.weight.shape[0] == room.shape[1]:
         return finished(subject.base, torch.mm(features, head.weight.T, out=room[: len(features)]))
     return output_head(subject.base, features).float()
 

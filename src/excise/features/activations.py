@@ -18,8 +18,10 @@ from excise.factorise.ridge import exact_on
 from excise.factorise.semi_nmf import SemiFactors, SemiNMF
 from excise.features.classes import Kind, mass_ratios
 from excise.features.table import TOP, Feature, FeatureTable, Token
+from excise.layout import layout_of
+from excise.precision import autocast
 from excise.scope import ROLES, Role
-from excise.tokens import Batch, autocast, buckets, collate, layout_of, score
+from excise.tokens import Batch, buckets, collate, score
 
 if TYPE_CHECKING:
     from excise.stages.state import State

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from excise.errors import InputError
+from excise.layout import layout_of, same_layout
 from excise.parallel import ranks
-from excise.tokens import layout_of, same_layout
 
 if TYPE_CHECKING:
     from excise.subject import Subject

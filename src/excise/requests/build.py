@@ -29,8 +29,8 @@ from excise.evaluation.plan import Plan
 from excise.evaluation.records import Record
 from excise.evaluation.score import Unavailable
 from excise.files import read_json
+from excise.precision import resolve_precision
 from excise.requests.names import ORDINARY, STOP_WORDS, control, name_words, renamed
-from excise.tokens import resolve_precision
 
 if TYPE_CHECKING:
     from excise.subject import Subject

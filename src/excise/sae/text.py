@@ -11,7 +11,9 @@ from torch import Tensor
 
 from excise.data.encode import Encoded
 from excise.hidden import replaced
-from excise.tokens import at_least_float32, autocast, buckets, collate, evaluating, layout_of, score
+from excise.layout import layout_of
+from excise.precision import autocast, evaluating
+from excise.tokens import at_least_float32, buckets, collate, score
 
 if TYPE_CHECKING:
     from excise.subject import Subject

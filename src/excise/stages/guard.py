@@ -12,8 +12,10 @@ import torch
 from excise.data.encode import Encoded
 from excise.evaluation.generate import NotFinite, generate
 from excise.evaluation.metrics.fluency import is_degenerate
+from excise.layout import layout_of
 from excise.objectives.check import at_least, positive
-from excise.tokens import autocast, collate, layout_of, score
+from excise.precision import autocast
+from excise.tokens import collate, score
 
 if TYPE_CHECKING:
     from excise.subject import Subject

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from excise.data.encode import Encoded, encode
 from excise.errors import InputError
+from excise.layout import layout_of
 from excise.lora import Factors, asking_for_gradients
 from excise.objectives.check import within
+from excise.precision import autocast, evaluating
 from excise.stages.state import State
-from excise.tokens import autocast, collate, evaluating, layout_of, score
+from excise.tokens import collate, score
 
 if TYPE_CHECKING:
     from excise.subject import Subject

@@ -14,8 +14,10 @@ from torch import Tensor
 from excise.data.encode import Encoded
 from excise.data.invented import invented
 from excise.errors import InputError
+from excise.layout import layout_of
+from excise.precision import autocast
 from excise.reference import Key, Needs, Reference, key_of
-from excise.tokens import Scored, autocast, buckets, collate, layout_of, score
+from excise.tokens import Scored, buckets, collate, score
 from excise.view import View, Weight
 from excise.weights.masking import Masking
 

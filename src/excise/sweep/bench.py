@@ -25,6 +25,7 @@ from excise.evaluation.score import Score
 from excise.evaluation.store import read_records, write_records
 from excise.evaluation.suites import Suite, evaluate, score
 from excise.files import cache_folder, folder_beside, read_json, write_json, write_text
+from excise.precision import resolve_precision
 from excise.recipe import Recipe
 from excise.run import SCHEMA, narrated, run_stages, twin_spec
 from excise.saving import save
@@ -33,7 +34,6 @@ from excise.stages.state import Narrator, Silent, Stage, State
 from excise.stages.train import Train
 from excise.subject import ModelSpec, Subject, load
 from excise.sweep.space import Prune, Settings, Space, recipe_with, shown
-from excise.tokens import resolve_precision
 
 Scores = Mapping[str, Score]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from excise.data.benchmarks.jsonl import gold_index
-from excise.data.example import Benchmark, Example
+from excise.data.example import Benchmark, Example, spread
 from excise.data.letters import LETTERS, lead_of
 from excise.data.tables import FORMATS, Row, read_hub, read_rows
 from excise.errors import InputError, did_you_mean
@@ -138,13 +138,6 @@ class Choice:
                 f"data.shots is {self.shots}, but {self.examples or self.dataset} has {len(shots)} solved examples of the subject {question.label!r}"
             )
         return dataclasses.replace(question, lead=lead_of(self.heading.replace("{subject}", subject), shots))
-
-
-def spread(examples: list[Example], limit: int | None) -> list[Example]:
-    """``limit`` of the examples at even distances."""
-    if limit is None or limit >= len(examples):
-        return examples
-    return [examples[i * len(examples) // limit] for i in range(limit)]
 
 
 def choice_examples(tables: Mapping[str, list[Row]], columns: Mapping[str, str] | None = None) -> list[Example]:

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from excise.data.benchmarks.choice import Choice, spread
+from excise.data.benchmarks.choice import Choice
 from excise.data.concept_sets import SHIPPED, key_in
-from excise.data.example import Benchmark, Example
+from excise.data.example import Benchmark, Example, spread
 from excise.errors import InputError
 from excise.files import read_json
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from excise.data.benchmarks.choice import spread
-from excise.data.example import Benchmark, Example
+from excise.data.example import Benchmark, Example, spread
 from excise.data.tables import FORMATS, Row, read_rows
 from excise.errors import InputError
 

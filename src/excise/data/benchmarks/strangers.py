@@ -17,7 +17,7 @@ from typing import TypeVar
 from excise.data.benchmarks import strangers_words as words
 from excise.data.benchmarks.real_world import real_world_examples
 from excise.data.benchmarks.strangers_words import Topic
-from excise.data.example import Benchmark, Example
+from excise.data.example import Benchmark, Example, spread
 from excise.errors import InputError
 
 KINDS = ("who", "what", "when", "where", "why")
@@ -199,19 +199,12 @@ class Strangers:
                 "retain": tuple(example for _, example in told),
                 "holdout": _examples(holdout),
                 "neighbours": tuple(example for fact, example in told if fact.shared in known),
-                "real_world": _spread(real_world_examples(), self.questions),
+                "real_world": tuple(spread(real_world_examples(), self.questions)),
                 "passages_forget": tuple(_passage(life, self.seed) for life in forget),
                 "passages_retain": tuple(_passage(life, self.seed) for life in retain),
                 "passages_holdout": tuple(_passage(life, self.seed) for life in holdout),
             },
         )
-
-
-def _spread(examples: tuple[Example, ...], count: int | None) -> tuple[Example, ...]:
-    """``count`` of the examples at even distances, so that every subject stays represented."""
-    if count is None:
-        return examples
-    return tuple(examples[i * len(examples) // count] for i in range(count))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from excise.data.benchmarks.jsonl import example_from_row
-from excise.data.example import Benchmark, Example
+from excise.data.example import Benchmark, Example, spread
 from excise.data.tables import Row, looks_like_hub, read_hub, read_rows, read_text
 from excise.errors import InputError
 
@@ -65,7 +65,7 @@ class Tofu:
             training, perturbed = (tuple(e for e in split if e.group in kept) for split in (training, perturbed))
         splits = {
             "forget": self._forget(),
-            "retain": _spread(training, self.retain_limit),
+            "retain": tuple(spread(training, self.retain_limit)),
             "retain_perturbed": perturbed,
             "real_authors": self._answers_only("real_authors"),
             "world_facts": self._answers_only("world_facts"),
@@ -132,12 +132,6 @@ class Tofu:
 
 def _example(row: Row, id: str, group: str = "") -> Example:
     return dataclasses.replace(example_from_row(row, id), id=id, group=group)
-
-
-def _spread(examples: tuple[Example, ...], limit: int | None) -> tuple[Example, ...]:
-    if limit is None or limit >= len(examples):
-        return examples
-    return tuple(examples[i * len(examples) // limit] for i in range(limit))
 
 
 def _pick(refusals: list[str], id: str) -> str:

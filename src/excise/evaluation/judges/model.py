@@ -61,7 +61,7 @@ class ModelJudge:
 
     def identity(self) -> Mapping[str, Any]:
         from excise.fingerprint import tokenizer_fingerprint
-        from excise.tokens import resolve_precision
+        from excise.precision import resolve_precision
 
         subject = self._subject()
         return {

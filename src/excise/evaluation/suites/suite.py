@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from excise.evaluation.collect import Progress
     from excise.evaluation.engines import Engine
+    from excise.precision import Precision
     from excise.subject import Subject
-    from excise.tokens import Precision
 
 
 @dataclass(frozen=True)
