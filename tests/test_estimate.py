@@ -59,11 +59,11 @@ def test_a_machine_is_a_name_a_line_or_this_one() -> None:
 
 
 def test_what_a_full_fine_tuning_of_eight_billion_needs() -> None:
-    """16 bytes a parameter (float32 weight and gradient, two moments) and two more for the bf16 copy: 8.03 billion are 120 GiB and 15."""
+    """16 bytes a parameter (float32 weight and gradient, two moments), and two more for the bf16 copies of all but the input table."""
     found = of()
     assert found.parameters == pytest.approx(8.03e9, rel=1e-3)
     held = (found.weights_mb + found.gradients_mb + found.optimiser_mb) / 1024
-    assert held == pytest.approx(18 * EIGHT.parameters / 2**30, rel=1e-3)
+    assert held == pytest.approx((18 * EIGHT.parameters - 2 * EIGHT.head) / 2**30, rel=1e-3)
     assert not found.fits
     assert "does NOT fit" in str(dict(lines(found))["memory: total"])
 
@@ -85,7 +85,7 @@ def test_less_is_needed_by_what_is_there_to_need_less() -> None:
     assert copies.activations_mb == pytest.approx(full.activations_mb / 8)
     assert of("b200").seconds_per_step < full.seconds_per_step < of("t4").seconds_per_step
     middle = of(trained_layers=(5, 8), trained_share=0.3, trainable=10**8, head_trained=False)
-    assert middle.activations_mb < full.activations_mb / 8
+    assert middle.activations_mb < full.activations_mb / 7
     assert middle.seconds_per_step < full.seconds_per_step / 4
 
 

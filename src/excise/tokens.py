@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from excise import attention
@@ -100,9 +101,7 @@ class Scored:
         return self.over_logits(self._token_logp)
 
     def _token_logp(self, logits: Tensor, part: slice) -> Tensor:
-        logits = at_least_float32(logits)
-        picked = logits.gather(-1, self.target[part, None])[:, 0]
-        return picked - torch.logsumexp(logits, dim=-1)
+        return cast(Tensor, _TokenLogp.apply(logits, self.target[part]))
 
     @cached_property
     def entropy(self) -> Float[Tensor, " n"]:
@@ -179,6 +178,25 @@ class Given:
 
     def between(self, begin: int, end: int) -> Given:
         return Given(self.logits[begin:end])
+
+
+class _TokenLogp(torch.autograd.Function):
+    """log softmax(logits) at the targets; keeps the logits as they are, and makes one matrix for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
+        wide = at_least_float32(logits)
+        total = torch.logsumexp(wide, dim=-1, keepdim=True)
+        ctx.save_for_backward(logits, total, target)
+        return (wide.gather(-1, target[:, None]) - total)[:, 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        logits, total, target = ctx.saved_tensors
+        outer = gradients[0][:, None]
+        found = (at_least_float32(logits) - total).exp_().mul_(-outer)
+        return found.scatter_add_(-1, target[:, None], outer).to(logits.dtype), None
 
 
 def entropy_of(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:

@@ -21,10 +21,12 @@ from excise.layout import layout_of
 from excise.precision import autocast
 from excise.scope import Scope
 from excise.stages.adapters import AddAdapter
+from excise.stages.fused import fused_layers
 from excise.stages.optimise import Optimiser
 from excise.stages.state import State
+from excise.stages.working import working_copies
 from excise.subject import Subject, quiet
-from excise.tokens import collate, score
+from excise.tokens import Scored, collate, score
 
 if TYPE_CHECKING:
     from excise.estimate.needs import Rates
@@ -87,18 +89,21 @@ def _layers(state: State, stage: Train, texts: list[Encoded], count: int, device
     if not any("layers" in name for name in names):  # only what stands outside the layers is trained: gradients pass through them
         subject.embedding.weight.requires_grad_(True)
 
-    def with_gradients() -> None:
-        with autocast(precision, device):
-            score(subject, batch).token_logp.sum().backward()
-        for parameter in subject.model.parameters():
-            parameter.grad = None
+    parameters = {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
+    with working_copies(subject, parameters, precision == "bfloat16") as working, fused_layers(subject):
 
-    @torch.no_grad()
-    def without() -> None:
-        with autocast(precision, device):
-            _ = score(subject, batch).token_logp
+        def with_gradients() -> None:
+            with autocast(precision, device):
+                score(subject, batch).token_logp.sum().backward()
+            for parameter in working.masters.values():
+                parameter.grad = None
 
-    return {"with": seconds_of(with_gradients, device), "without": seconds_of(without, device)}
+        @torch.no_grad()
+        def without() -> None:
+            with autocast(precision, device):
+                _ = score(subject, batch).token_logp
+
+        return {"with": seconds_of(with_gradients, device), "without": seconds_of(without, device)}
 
 
 def _small(state: State, count: int, device: torch.device) -> Subject:
@@ -125,14 +130,14 @@ def _trained(stage: Train, subject: Subject) -> list[str]:
 def _head(shape: Shape, half: bool, trained: bool, device: torch.device) -> float:
     """Seconds per scored token of the output head and the log-probabilities, forward and backward."""
     tokens, vocab = HEAD[0], min(HEAD[1], shape.vocab)
-    weight = torch.randn(vocab, shape.width, device=device, requires_grad=trained)
+    kind = torch.bfloat16 if half else torch.float32
+    weight = torch.randn(vocab, shape.width, device=device, dtype=kind, requires_grad=trained)  # converted once for a whole step
     features = torch.randn(tokens, shape.width, device=device, requires_grad=True)
-    target = torch.arange(tokens, device=device) % vocab
+    target, row = torch.arange(tokens, device=device) % vocab, torch.zeros(tokens, dtype=torch.long, device=device)
 
     def run() -> None:
-        with autocast("bfloat16" if half else "float32", device):
-            logits = nn.functional.linear(features, weight).float()
-        (logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1)).sum().backward()
+        logits = nn.functional.linear(features.to(kind), weight)
+        Scored.of(logits, target, row, 1).token_logp.sum().backward()
         features.grad = weight.grad = None
 
     return seconds_of(run, device) / tokens * shape.vocab / vocab

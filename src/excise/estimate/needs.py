@@ -174,18 +174,19 @@ def needs(shape: Shape, work: Work, size: float, machine: Hardware, rates: Rates
     sides = tuple(_part(side, processes) for side in work.sides)
     apart = processes if shards else 1
     masters = work.trainable * max(0.0, 4.0 - size)  # what is trained is held in float32
-    copies = 2.0 * shape.parameters if work.half and not work.adapter else 2.0 * work.trainable if work.half else 0.0
+    wide = machine.cpu or not work.half
+    copies = _copies(shape, work, size)
     first, last = work.trained_layers
     active = max(0, last - first)
     gathered = 2 * shape.layer * 4.0 if shards and processes > 1 else 0.0
     weights = (shape.parameters * size + masters) / apart + (copies if apart == 1 else 2.0 * 2 * shape.layer) + gathered
-    activations = max((_activations(shape, work, side, active) for side in sides), default=0.0)
-    logits = max((_logits(shape, side) for side in sides), default=0.0)
-    reference = (2.0 if work.half else 4.0) * shape.head if work.reference == "logits" else 0.0
+    activations = max((_activations(shape, work, side, active, wide) for side in sides), default=0.0)
+    logits = max((_logits(shape, work, side) for side in sides), default=0.0)
+    reference = (2.0 if work.half else 0.0 if work.adapter else 4.0) * shape.head if work.reference == "logits" else 0.0
     whole = shape.parameters * size
     load = whole * (2.0 if machine.cpu else 1.05) + (0 if work.trainable == 0 else whole)
     process = PROCESS if machine.cpu else 900 * MIB
-    seconds = _seconds(shape, work, sides, rates, apart)
+    seconds = _seconds(shape, work, sides, rates, apart, wide)
     return Estimate(
         parameters=shape.parameters,
         trainable=work.trainable,
@@ -210,24 +211,33 @@ def _part(side: Side, processes: int) -> Side:
     return side if processes == 1 else Side(-(-side.tokens // processes), -(-side.scored // processes), side.logits, side.whole, side.longest)
 
 
-def _activations(shape: Shape, work: Work, side: Side, active: int) -> float:
+def _copies(shape: Shape, work: Work, size: float) -> float:
+    """Bytes of the bf16 copies that matrix products read beside float32 weights; an adapter's reference shares that of the output head."""
+    if not work.half or (work.adapter and size < 4):
+        return 0.0
+    shared = work.adapter and work.reference == "logits"
+    return 2.0 * (shape.depth * shape.layer + (0 if shared else shape.head))
+
+
+def _activations(shape: Shape, work: Work, side: Side, active: int, wide: bool) -> float:
     """Bytes that are kept for the backward pass, and the largest of what is not."""
-    per_layer = side.tokens * shape.kept(work.half, work.adapter)
+    per_layer = side.tokens * shape.kept(work.half, wide)
     passing = side.tokens * (4 * shape.width + 3 * shape.inner) * 4.0
     if work.checkpointing:
         return active * side.tokens * shape.width * 4.0 + per_layer + passing
     return active * per_layer + passing
 
 
-def _logits(shape: Shape, side: Side) -> float:
-    """Bytes of logits, their float32 form, probabilities and gradients, of which a piece exists at once."""
+def _logits(shape: Shape, work: Work, side: Side) -> float:
+    """Bytes of logits, their float32 form, probabilities and gradients, of which a piece exists at once, and a piece's gradient of the head."""
     if not side.logits:
         return 0.0
-    tables = 4 + (side.whole > 0)
-    return 4.0 * tables * min(side.scored * shape.vocab, max(LOGITS_AT_ONCE, shape.vocab))
+    tables = 3 + 2 * (side.whole > 0)
+    head = (6.0 if work.half else 4.0) * shape.head if work.head_trained else 0.0
+    return 4.0 * tables * min(side.scored * shape.vocab, max(LOGITS_AT_ONCE, shape.vocab)) + head
 
 
-def _seconds(shape: Shape, work: Work, sides: tuple[Side, ...], rates: Rates, apart: int) -> float:
+def _seconds(shape: Shape, work: Work, sides: tuple[Side, ...], rates: Rates, apart: int, wide: bool) -> float:
     first, last = work.trained_layers
     active, passive = max(0, last - first), min(first, last)
     again = 1 if work.checkpointing else 0
@@ -241,7 +251,7 @@ def _seconds(shape: Shape, work: Work, sides: tuple[Side, ...], rates: Rates, ap
         heads = (2.0 + work.head_trained) * (1 + side.whole / 3) if side.logits else 0.0
         operations = 2.0 * (shape.layer * passes * side.tokens + shape.head * heads * side.scored)
         attention = 4.0 * shape.query * side.longest / 2 * side.tokens * (active * (3 + again) + passive)
-        moved = 3 * side.tokens * shape.kept(work.half, work.adapter) * active + (6.0 * shape.parameters if work.half and not work.adapter else 0.0)
+        moved = 3 * side.tokens * shape.kept(work.half, wide) * active + (6.0 * shape.parameters if work.half and not work.adapter else 0.0)
         moved += 4.0 * 8 * side.scored * shape.vocab if side.logits else 0.0
         seconds += (operations + attention) / rates.matrix + moved / rates.bytes + (active + passive) * OPERATIONS * rates.launch
     return seconds

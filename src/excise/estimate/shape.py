@@ -54,16 +54,18 @@ class Shape:
         """All parameters, but for norms and biases."""
         return self.depth * self.layer + self.head * (1 if self.tied else 2)
 
-    def kept(self, half: bool, adapter: bool) -> float:
-        """Bytes per token that a layer keeps for the backward pass.
+    def kept(self, half: bool, wide: bool) -> float:
+        """Bytes per token that a layer keeps for the backward pass, as the training stage computes it (``excise.stages.fused``).
 
-        The residual stream and the norms are float32 (input, normalised, scaled: three times the width, for two norms); with bf16 products
-        each matrix keeps its own converted input, and everything between the matrices is bf16.
+        The inputs of the two norms are float32; matrices that read the same input share its copy; of a gated MLP the two factors are kept.
+
+        Args:
+            half: bf16 matrix products.
+            wide: attention in float32 all the same, as on CPUs.
         """
         size = 2 if half else 4
-        stream = 2 * 3 * self.width * 4
-        inputs = (5 * self.width * 2) if half else 0
-        attention = (self.query + 2 * self.query + self.query) * size  # queries, keys and values (repeated for each head), the result
-        mlp = (4 if self.gated else 3) * self.inner * size
-        adapters = (6 * self.width + self.query + self.inner) * 4 if adapter else 0  # an adapter converts its input to its own float32
-        return float(stream + inputs + attention + mlp + adapters)
+        stream = 2 * self.width * 4
+        inputs = (2 * self.width + self.query + self.inner) * size
+        attention = 2 * (self.query + self.key) * (4 if wide else size)  # queries, keys and values, the result
+        mlp = (2 if self.gated else 1) * self.inner * size
+        return float(stream + inputs + attention + mlp)

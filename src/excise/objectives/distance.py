@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import cosine_similarity
 
 from excise.hidden import default_layer
@@ -47,12 +48,31 @@ class KL:
 
 def kl_divergence(reference: Float[Tensor, "n vocab"], model: Float[Tensor, "n vocab"], temperature: float = 1.0) -> Float[Tensor, " n"]:
     """KL(softmax(reference / T) || softmax(model / T)) for each row, in nats, float32 or better."""
-    with torch.no_grad():
-        known = torch.log_softmax(at_least_float32(reference) / temperature, dim=-1)
+    return cast(Tensor, _Divergence.apply(model, reference, temperature))
+
+
+class _Divergence(torch.autograd.Function):
+    """The divergence, with the gradient (softmax(model / T) - softmax(reference / T)) / T for the model's logits only."""
+
+    @staticmethod
+    def forward(ctx: Any, model: Tensor, reference: Tensor, temperature: float) -> Tensor:
+        known, predicted = (_log_shares(logits, temperature) for logits in (reference, model))
         share = known.exp()
-        negative_entropy = (share * known).sum(-1)
-    predicted = torch.log_softmax(at_least_float32(model) / temperature, dim=-1)
-    return negative_entropy - (share * predicted).sum(-1)
+        ctx.save_for_backward(predicted, share)
+        ctx.temperature, ctx.dtype = temperature, model.dtype
+        return known.sub_(predicted).mul_(share).sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        predicted, share = ctx.saved_tensors
+        outer = gradients[0] / ctx.temperature
+        return predicted.exp().sub_(share).mul_(outer[:, None]).to(ctx.dtype), None, None
+
+
+def _log_shares(logits: Tensor, temperature: float) -> Tensor:
+    logits = at_least_float32(logits)
+    return torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
 
 
 @dataclass(frozen=True)

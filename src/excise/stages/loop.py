@@ -23,8 +23,8 @@ from excise.parallel.forward import is_spread
 from excise.parallel.sharding import clip, spread
 from excise.reference import key_of
 from excise.scope import Role, places_of
-from excise.stages.adapted import adapted_layers
 from excise.stages.checkpoint import Checkpoints, Loaded, Snapshot, truncate_log
+from excise.stages.fused import fused_layers
 from excise.stages.goal import Goal
 from excise.stages.guard import Vital
 from excise.stages.optimise import float32_masters
@@ -53,7 +53,7 @@ def run_session(session: Session) -> None:
         float32_masters(_masters(state, whole)),
         _spread(state, whole) as parameters,
         working_copies(state.subject, parameters, _converts(state, stage)) as working,
-        adapted_layers(state.subject),
+        fused_layers(state.subject, session.kept_head),
     ):
         loop = Loop(session, working, checkpoints)
         if saved is not None and saved.stage == state.stage_index and saved.step > 0:

@@ -189,6 +189,12 @@ class Session:
         work(lambda done: narrator.advance(task, done))
         narrator.end(task)
 
+    @property
+    def kept_head(self) -> Tensor | None:
+        """The output head as it was, which an adapter leaves as it is, where the reference keeps it."""
+        reference = self.views.reference
+        return reference.head if reference is not None and self.state.subject.is_adapter else None
+
     # --- running ------------------------------------------------------------------------------------------------------
 
     def draw(self, step: int) -> Draw:
