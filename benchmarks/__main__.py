@@ -18,6 +18,10 @@ BENCHMARKS: dict[str, tuple[str, list[str]]] = {
     "large-vocabulary": ("benchmarks.training", ["--models", "256k", "--methods", "npo", "--forms", "full"]),
     "larger": ("benchmarks.training", ["--models", "0.5b", "--methods", "npo", "--forms", "full", "lora", "--precisions", "bfloat16"]),
     "step": ("benchmarks.step", []),
+    "growth": ("benchmarks.growth", []),
+    "estimate": ("benchmarks.estimate", []),
+    "projection": ("benchmarks.project", []),
+    "factorisation": ("benchmarks.factorise", []),
 }
 """Name -> module and what it is called with. ``benchmarks.evaluate`` and ``benchmarks.judges`` need data that are not in the repository."""
 

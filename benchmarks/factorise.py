@@ -1,6 +1,7 @@
 """EMBER's factorisation against a plain implementation of the same iteration, and its memory on a large embedding.
 
     python -m benchmarks.factorise [--rows 4828] [--width 576] [--rank 100] [--iterations 40] [--repeats 3] [--model FOLDER]
+                                   [--json FILE]
     python -m benchmarks.factorise --large [--iterations 3]
 
 Without a model the matrix is random, of the size of SmolLM2's embedding on the 4,828 tokens of EMBER's Harry Potter texts; with one, the
@@ -12,9 +13,12 @@ highest memory use of the process.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import resource
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +58,7 @@ def matrix(model: str | None, rows: int, width: int) -> Tensor:
     return load(model).embedding.weight.detach()[:rows].float().T.contiguous()  # type: ignore[union-attr, index]
 
 
-def compare(a: Tensor, rank: int, iterations: int, repeats: int) -> None:
+def compare(a: Tensor, rank: int, iterations: int, repeats: int) -> dict[str, Any]:
     """Times both sides in turn and prints a table."""
     start = drawn(a.shape[1], rank, 42)
     sides = {"plain": plain, "excise": ours}
@@ -72,9 +76,11 @@ def compare(a: Tensor, rank: int, iterations: int, repeats: int) -> None:
     print(f"ratio    {seconds['plain'] / seconds['excise']:8.2f}   largest relative difference of the loss {worst:.1e}")
     if worst > 1e-4:
         raise SystemExit("the two sides do not compute the same")
+    each = {name: took / iterations for name, took in seconds.items()}
+    return {"rows": a.shape[1], "width": a.shape[0], "rank": rank, "seconds_per_iteration": each, "loss_differs": worst}
 
 
-def large(iterations: int) -> None:
+def large(iterations: int) -> dict[str, Any]:
     """Memory on the embedding of a large model."""
     embedding = torch.empty(128_000, 4_096)
     embedding.normal_(generator=torch.Generator().manual_seed(0))
@@ -87,6 +93,7 @@ def large(iterations: int) -> None:
     print(
         f"8,000 of 128,000 x 4,096, rank 200: {found.iterations} iterations in {took:.1f} s; peak {peak:.2f} GiB, {table:.2f} of them the embedding"
     )
+    return {"rows": 8_000, "width": 4_096, "rank": 200, "seconds_per_iteration": {"excise": took / found.iterations}, "peak_gib": peak}
 
 
 def main() -> None:
@@ -98,11 +105,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", default=None)
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     if chosen.large:
-        large(chosen.iterations)
+        found = large(chosen.iterations)
     else:
-        compare(matrix(chosen.model, chosen.rows, chosen.width), chosen.rank, chosen.iterations, chosen.repeats)
+        found = compare(matrix(chosen.model, chosen.rows, chosen.width), chosen.rank, chosen.iterations, chosen.repeats)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ The plain loop is what the field's tools do, written with care: padded batches, 
 reference, autocast for bf16, fused AdamW, clipping. Both sides see the same batches. Every case runs in a process of its own
 (peak memory is a property of the process; what the process needs before it loads a model is subtracted); the sides run in turn, and
 the best step of each counts, because other work on the machine can only make a step slower. ``limit`` is the share of a step of ours
-that the same matrix products need in isolation.
+that the same matrix products need in isolation. The losses of both must be equal: to 1e-4 in float32, to 2e-2 in bf16, where rounding moves
+them by more from step to step; there it is also enough that ours are as near to the float32 losses as the plain loop's.
 
 Models: smollm2 (the embedded one); 0.5b and 256k are random models of the same family, one larger, one with a vocabulary of 262,144.
 """
@@ -276,6 +277,16 @@ def compare(arguments: argparse.Namespace, case: tuple[str, ...]) -> dict[str, A
     }
 
 
+def is_equal(row: dict[str, Any], exact: list[float] | None) -> bool:
+    """Whether both sides have the same losses: to 1e-4 in float32; in bf16 to 2e-2, or ours are as near to those of float32 as the plain loop's."""
+    if row["difference"] < (1e-4 if row["case"][3] == "float32" else 2e-2):
+        return True
+    if row["case"][3] == "float32" or exact is None:
+        return False
+    ours, theirs = (max(abs(a - b) for a, b in zip(row[side]["losses"], exact, strict=True)) for side in ("excise", "plain"))
+    return ours <= theirs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", nargs="+", default=["smollm2"], choices=MODELS)
@@ -306,7 +317,8 @@ def main() -> None:
         )
         if arguments.json:
             arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
-    wrong = [row["case"] for row in rows if not row["difference"] < (1e-4 if row["case"][3] == "float32" else 2e-2)]
+    exact = {tuple(row["case"][:3]): row["excise"]["losses"] for row in rows if row["case"][3] == "float32"}
+    wrong = [row["case"] for row in rows if not is_equal(row, exact.get(tuple(row["case"][:3])))]
     if wrong:
         raise SystemExit(f"the losses of the two sides differ: {wrong}")
 

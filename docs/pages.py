@@ -90,6 +90,35 @@ def measured() -> str:
         parts.append(table("side | slope | tokens: seconds", ((side, f"**{growth['slopes'][side]:.2f}**", points[side]) for side in points)))
         if (RESULTS / "bench-growth.svg").exists():
             parts.append("\n![Peak memory of a training step against scored tokens](results/bench-growth.svg)\n")
+    if "projection" in found:
+        parts.append("\n## A projected step against a plain ascent step at equal tokens\n\n`python -m benchmarks.project`\n")
+        plain = found["projection"]["plain ascent"]
+        parts.append(
+            table(
+                "case | s a step | time against plain | peak MiB | memory against plain",
+                (
+                    (
+                        name, f"{row['seconds_per_step']:.2f}", f"**{row['seconds_per_step'] / plain['seconds_per_step']:.2f}**",
+                        f"{row['peak_mb']:.0f}", f"{row['peak_mb'] / plain['peak_mb']:.2f}",
+                    )
+                    for name, row in found["projection"].items()
+                ),
+            )
+        )  # fmt: skip
+    if "factorisation" in found:
+        one = found["factorisation"]
+        each = one["seconds_per_iteration"]
+        parts.append("\n## Sparse factorisation\n\n`python -m benchmarks.factorise`\n")
+        ratio = f"**{each['plain'] / each['excise']:.2f}**"
+        cells = (
+            one["rows"],
+            one["width"],
+            one["rank"],
+            *(f"{1000 * each[s]:.1f} ms" for s in ("plain", "excise")),
+            ratio,
+            f"{one['loss_differs']:.0e}",
+        )
+        parts.append(table("rows | width | rank | plain, an iteration | excise | speed | losses differ by", (cells,)))
     if "estimate" in found:
         parts.append("\n## Estimates of `excise check` against measured\n\n`python -m benchmarks.estimate`\n")
         parts.append(

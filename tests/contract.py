@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -186,6 +187,16 @@ def check_extremes(objective: Any) -> None:
                     assert leaf.grad is None or torch.isfinite(leaf.grad).all(), f"gradient of the {name} at now {now}, reference {then}"
 
 
+def _within_operation() -> bool:
+    """Whether an operation that brings its own gradient computes now: without autograd, but not held fixed."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if isinstance(frame.f_locals.get("ctx"), torch.autograd.function.FunctionCtx):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class _Frozen(TorchFunctionMode):
     """Remembers everything that is computed without gradient, and gives the same again at every replay.
 
@@ -200,7 +211,7 @@ class _Frozen(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         switching = func is torch._C._set_grad_enabled
-        if switching or (torch.is_grad_enabled() and func is not Tensor.detach):
+        if switching or (torch.is_grad_enabled() and func is not Tensor.detach) or _within_operation():
             return func(*args, **(kwargs or {}))
         value = func(*args, **(kwargs or {}))
         if not isinstance(value, Tensor):

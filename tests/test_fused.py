@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import KINDS, Kind, tiny
+from excise.head import HeadCopy, hand_over
 from excise.stages import fused as module
 from excise.stages.fused import fused_layers
 from excise.stages.working import working_copies
@@ -44,6 +45,7 @@ def outcome(subject: Subject, half: bool, hidden: bool = False) -> dict[str, Ten
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         logits = subject.model(input_ids=ids, use_cache=False).logits
     logits.float().square().mean().backward()
+    hand_over(subject.head)
     found = {name: cast(Tensor, p.grad).clone() for name, p in subject.model.named_parameters() if p.grad is not None}
     return {**found, "logits": logits.detach().float()}
 
@@ -284,7 +286,7 @@ def test_a_model_in_half_precision_keeps_its_layers() -> None:
 
 def test_the_head_s_weight_is_converted_when_it_has_changed_and_only_then() -> None:
     head = nn.Linear(3, 5, bias=False)
-    weight = module._Weight(head, None)
+    weight = HeadCopy(head, None)
     first = weight(head.weight, torch.bfloat16)
     assert weight(head.weight, torch.bfloat16) is first
     with torch.no_grad():
@@ -297,8 +299,8 @@ def test_the_head_s_weight_is_converted_when_it_has_changed_and_only_then() -> N
 def test_a_copy_that_exists_serves_a_head_that_stays() -> None:
     head = nn.Linear(3, 5, bias=False)
     given = head.weight.detach().bfloat16()
-    assert module._Weight(head.requires_grad_(False), given)(head.weight, torch.bfloat16) is given
-    assert module._Weight(head.requires_grad_(True), given)(head.weight, torch.bfloat16) is not given
+    assert HeadCopy(head.requires_grad_(False), given)(head.weight, torch.bfloat16) is given
+    assert HeadCopy(head.requires_grad_(True), given)(head.weight, torch.bfloat16) is not given
 
 
 def test_the_head_called_twice_in_a_step_adds_its_gradients_in_float32() -> None:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from excise.data.encode import Encoded
+from excise.head import output_head
 from excise.layout import layout_of
 from excise.precision import autocast
-from excise.tokens import Batch, Scored, buckets, collate, features_of, output_head, score
+from excise.tokens import Batch, Scored, buckets, collate, features_of, score
 
 if TYPE_CHECKING:
     from typing import Literal

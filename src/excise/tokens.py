@@ -7,26 +7,24 @@ that it belongs to. No objective, weight or metric ever meets a label shift, an 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from excise import attention
 from excise.attention import Packing
 from excise.data.encode import Encoded
+from excise.head import Head
 from excise.hidden import capture
 from excise.parallel.forward import within
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from excise.subject import Subject
 
 LOGITS_AT_ONCE = 2**23
@@ -72,12 +70,16 @@ class Scored:
     def over_logits(self, function: Callable[[Tensor, slice], Tensor]) -> Float[Tensor, " n"]:
         """``function(logits [m, vocab], which tokens) -> [m]`` for all tokens, in pieces where they are many.
 
+        The function may depend on parameters through these logits only.
+
         Memory then does not grow with tokens times vocabulary: a piece's logits are given up at once and computed again in the
         backward pass.
         """
         n, size = len(self.target), max(1, LOGITS_AT_ONCE // max(1, self.source.vocab))
         if n <= size or "logits" in self.__dict__:
             return function(self.logits, slice(None))
+        if isinstance(self.source, Head) and torch.is_grad_enabled() and (values := self.source.in_pieces(function, size)) is not None:
+            return values
         return torch.cat([self._piece(function, slice(start, min(start + size, n))) for start in range(0, n, size)])
 
     def _piece(self, function: Callable[[Tensor, slice], Tensor], part: slice) -> Tensor:
@@ -376,7 +378,7 @@ def score(
 
         final = within(subject.base, decode)
     hidden = {layer: output.flatten(0, 1)[batch.here] for layer, output in captured.outputs.items()}
-    source = _Stopped() if final is None else _Head(subject.base, final.flatten(0, 1)[batch.before], _autocast_now(subject.device))
+    source = _Stopped() if final is None else Head(subject.base, final.flatten(0, 1)[batch.before], _autocast_now(subject.device))
     return Scored(batch.target, batch.row, batch.rows, source, hidden, None, total_tokens, total_rows)
 
 
@@ -392,62 +394,14 @@ class _Stopped:
         return self
 
 
-@dataclass(frozen=True)
-class _Head:
-    """The output head, waiting for somebody to look. ``features`` are the final hidden states [n, width]."""
-
-    base: PreTrainedModel
-    features: Tensor
-    half: torch.dtype | None
-    """The number format of matrix products, as it was in the forward pass."""
-
-    @property
-    def vocab(self) -> int:
-        return int(self.base.config.get_text_config().vocab_size)
-
-    def __call__(self, part: slice) -> Tensor:
-        features = self.features[part]
-        with nullcontext() if self.half is None else torch.autocast(features.device.type, self.half):
-            return output_head(self.base, features)
-
-    def between(self, begin: int, end: int) -> _Head:
-        return _Head(self.base, self.features[begin:end], self.half)
-
-
 def _autocast_now(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def features_of(scored: Scored) -> Tensor:
     """The final hidden states [n, width] that the logits of ``scored`` are computed from."""
-    assert isinstance(scored.source, _Head), "only a scored forward pass has features"
+    assert isinstance(scored.source, Head), "only a scored forward pass has features"
     return scored.source.features
-
-
-def output_head(base: PreTrainedModel, features: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Logits from final hidden states: the head with its bias, then what the architecture does to logits.
-
-    Args:
-        weight: take this matrix [vocab, width], and ``bias`` with it, in place of the head's own (the head as it was).
-    """
-    if weight is None:
-        logits = cast(nn.Linear, base.get_output_embeddings())(features)
-    else:
-        logits = nn.functional.linear(features, weight.to(features.dtype), None if bias is None else bias.to(features.dtype))
-    return finished(base, logits)
-
-
-def finished(base: PreTrainedModel, logits: Tensor) -> Tensor:
-    """What the architecture does to the products of its output head."""
-    config = base.config.get_text_config()
-    cap = getattr(config, "final_logit_softcapping", None)
-    if cap:  # Gemma 2
-        logits = torch.tanh(logits / cap) * cap
-    if scale := getattr(config, "logit_scale", None):  # Cohere
-        logits = logits * scale
-    if scaling := getattr(config, "logits_scaling", None):  # Granite
-        logits = logits / scaling
-    return logits
 
 
 def buckets(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

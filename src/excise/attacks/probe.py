@@ -16,10 +16,11 @@ from excise.data.encode import Encoded, encode
 from excise.data.example import Example
 from excise.errors import InputError
 from excise.evaluation.score import Array, Score, bootstrap
+from excise.head import output_head
 from excise.hidden import capture, require_layer
 from excise.objectives.check import at_least, positive
 from excise.precision import autocast, evaluating, resolve_precision
-from excise.tokens import buckets, collate, output_head
+from excise.tokens import buckets, collate
 
 if TYPE_CHECKING:
     from excise.subject import Subject

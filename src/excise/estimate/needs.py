@@ -12,6 +12,7 @@ from excise.errors import InputError
 from excise.estimate.hardware import Hardware, hardware
 from excise.estimate.shape import Shape
 from excise.estimate.work import Side, Work, work_of
+from excise.head import TOGETHER
 from excise.precision import resolve_precision
 from excise.stages.adapters import AddAdapter
 from excise.stages.combine import AddSecondAdapter
@@ -229,12 +230,13 @@ def _activations(shape: Shape, work: Work, side: Side, active: int, wide: bool) 
 
 
 def _logits(shape: Shape, work: Work, side: Side) -> float:
-    """Bytes of logits, their float32 form, probabilities and gradients, of which a piece exists at once, and a piece's gradient of the head."""
+    """Bytes of logits, their float32 form, probabilities and gradients, of which a piece exists at once, and those whose share of the head's
+    gradient waits to be added."""
     if not side.logits:
         return 0.0
     tables = 3 + 2 * (side.whole > 0)
-    head = (6.0 if work.half else 4.0) * shape.head if work.head_trained else 0.0
-    return 4.0 * tables * min(side.scored * shape.vocab, max(LOGITS_AT_ONCE, shape.vocab)) + head
+    waiting = (2.0 if work.half else 4.0) * min(side.scored, TOGETHER) * shape.vocab if work.head_trained else 0.0
+    return 4.0 * tables * min(side.scored * shape.vocab, max(LOGITS_AT_ONCE, shape.vocab)) + waiting
 
 
 def _seconds(shape: Shape, work: Work, sides: tuple[Side, ...], rates: Rates, apart: int, wide: bool) -> float:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from excise.data.encode import Encoded
+from excise.head import finished, output_head
 from excise.precision import autocast
-from excise.tokens import Batch, Scored, collate, features_of, finished, output_head, score
+from excise.tokens import Batch, Scored, collate, features_of, score
 
 if TYPE_CHECKING:
     from excise.subject import Subject

@@ -7,6 +7,8 @@
   for itself; here they share one. The output head, which is called several times in a step, converts its weight once instead of each time.
 * An RMS norm. Transformers' keeps the normalised input beside the input; here it is made again in the backward pass.
 * The product within a gated MLP, whose activation is made again too.
+* The lookup in an input table that is the output head's weight too: its gradient goes where that of the head is collected, row by row,
+  instead of into a table of its own.
 
 What is not plain (hooks, dropout within an adapter, DoRA, another number format) goes through the layer's own forward.
 """
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from excise.head import COPIES, HeadCopy
 from excise.parallel.forward import is_spread
 from excise.precision import evaluating
 
@@ -45,13 +48,17 @@ def fused_layers(subject: Subject, head: Tensor | None = None) -> Iterator[None]
     modules = () if is_spread(subject.base) else list(subject.model.modules())
     replaced = [(module, forward) for module in modules if (forward := _replacement(module)) is not None and module is not subject.head]
     if modules and type(subject.head) is nn.Linear:
-        replaced.append((subject.head, partial(_head, _Weight(subject.head, head))))
+        COPIES[subject.head] = HeadCopy(subject.head, head)
+        replaced.append((subject.head, partial(_head, COPIES[subject.head])))
+        if _is_plain_table(subject.embedding) and cast(Any, subject.embedding).weight is subject.head.weight:
+            replaced.append((subject.embedding, partial(_lookup, COPIES[subject.head])))
     inputs = _Inputs()
     for module, forward in replaced:
         cast(Any, module).forward = partial(forward, module, module.forward, inputs)
     try:
         yield
     finally:
+        COPIES.pop(subject.head, None)
         for module, _ in replaced:
             del module.forward  # the instance's own; the class keeps its
 
@@ -104,27 +111,7 @@ def _linear(module: nn.Linear, original: Forward, inputs: _Inputs, x: Tensor) ->
     return cast(Tensor, _Linear.apply(x, inputs(x, half), module.weight, module.weight, module.bias))
 
 
-class _Weight:
-    """The weight of a layer in the precision of its products, converted again when it has changed."""
-
-    def __init__(self, module: nn.Linear, copy: Tensor | None) -> None:
-        self.seen: tuple[int, int] | None = None
-        self.copy = copy
-        if copy is not None and not module.weight.requires_grad:
-            self.seen = self._state(module.weight)
-
-    def __call__(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        if self.copy is None or self.seen != self._state(weight) or self.copy.dtype != dtype:
-            self.copy = None  # two copies need not exist at a time
-            self.seen, self.copy = self._state(weight), weight.detach().to(dtype)
-        return self.copy
-
-    @staticmethod
-    def _state(weight: Tensor) -> tuple[int, int]:
-        return weight.data_ptr(), weight._version
-
-
-def _head(weight: _Weight, module: nn.Linear, original: Forward, inputs: _Inputs, x: Tensor) -> Tensor:
+def _head(weight: HeadCopy, module: nn.Linear, original: Forward, inputs: _Inputs, x: Tensor) -> Tensor:
     half = _half(x)
     if half is None or module.weight.dtype == half or _is_hooked(module):
         return original(x)
@@ -154,6 +141,43 @@ class _Linear(torch.autograd.Function):
             w = (outer.T @ copy.reshape(-1, copy.shape[-1])).to(ctx.dtypes[1]) if of_weight else None
             b = outer.sum(0).to(ctx.dtypes[2]) if of_bias else None
         return x, None, w, None, b
+
+
+# --- input table ------------------------------------------------------------------------------------------------------
+
+
+def _is_plain_table(module: nn.Module) -> bool:
+    return type(module) is nn.Embedding and module.max_norm is None and not (module.sparse or module.scale_grad_by_freq)
+
+
+def _lookup(kept: HeadCopy, module: nn.Embedding, original: Forward, inputs: _Inputs, ids: Tensor) -> Tensor:
+    if not (module.weight.requires_grad and torch.is_grad_enabled()):
+        return original(ids)
+    return cast(Tensor, _Lookup.apply(module.weight, ids, module.padding_idx, kept))
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table; their gradient is collected with that of the head (:func:`excise.head.hand_over`)."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, padding: int | None, kept: HeadCopy) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.kept, ctx.padding, ctx.like = kept, padding, weight.new_empty(0)
+        ctx.size = weight.shape
+        return nn.functional.embedding(ids, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (ids,) = ctx.saved_tensors
+        rows = gradients[0].reshape(-1, ctx.size[1])
+        ids = ids.reshape(-1)
+        if ctx.padding is not None:
+            rows = rows * (ids != ctx.padding)[:, None]
+        if ctx.kept.gradient is None:
+            ctx.kept.gradient = ctx.like.new_zeros(ctx.size)
+        ctx.kept.gradient.index_add_(0, ids, rows.to(ctx.kept.gradient.dtype))
+        return None, None, None, None
 
 
 # --- linear layers with an adapter ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from excise.data.encode import Encoded, encode
 from excise.errors import InputError
 from excise.evaluation.score import Score
+from excise.head import hand_over
 from excise.parallel import ranks
 from excise.parallel.forward import is_spread
 from excise.parallel.sharding import clip, spread
@@ -212,7 +213,7 @@ class Loop:
         probe = self._moving_probe() if self.step == 0 and not self.spread else None
         self.optimiser.step()
         self.working.refresh()
-        if probe is not None and torch.equal(probe[0], probe[1].detach().flatten()[: len(probe[0])]) and norm > 0:
+        if probe is not None and torch.equal(*probe) and norm > 0:
             raise InputError(f"{stage.name}: no value moved in the first step: learning rate {rate:g} is too small for this number format")
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
@@ -228,6 +229,7 @@ class Loop:
         """Back-propagates a loss; one that depends on no parameter in scope has nothing to add."""
         if loss.requires_grad:
             (loss * ranks.world() if self.spread else loss).backward()  # spread gradients are averaged over the processes
+            hand_over(self.session.state.subject.head)
 
     def _clip(self) -> float:
         """The norm of the whole gradient; clips it if the stage says so."""
@@ -239,10 +241,16 @@ class Loop:
             )
         return clip(with_gradient, self.settings.clip)
 
-    def _moving_probe(self) -> tuple[Tensor, nn.Parameter]:
-        """Some values of the parameter with the largest gradient, to see that they move."""
-        chosen = max((p for p in self.trained if p.grad is not None), key=lambda p: float(p.grad.abs().max()))  # type: ignore[union-attr]
-        return chosen.detach().flatten().clone(), chosen
+    def _moving_probe(self) -> tuple[Tensor, Tensor]:
+        """The values with the largest gradient before the step, and where they will be after it, to see that they move."""
+
+        def largest(parameter: nn.Parameter) -> Tensor:
+            rows = cast(Tensor, parameter.grad).reshape(len(parameter) if parameter.dim() else 1, -1)
+            return torch.linalg.vector_norm(rows, float("inf"), dim=1)  # of each row, without a copy of the whole
+
+        chosen = max((p for p in self.trained if p.grad is not None), key=lambda p: float(largest(p).max()))
+        row = chosen.detach()[int(largest(chosen).argmax())] if chosen.dim() else chosen.detach()
+        return row.clone(), row
 
     def _look_around(self) -> None:
         """Guard and evaluation, where they are due."""
