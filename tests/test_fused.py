@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, cast
 
 import peft
@@ -10,9 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from conftest import KINDS, Kind, tiny
+from excise.data.benchmarks.strangers import Strangers
+from excise.files import read_lines
 from excise.head import HeadCopy, hand_over
+from excise.recipe import build_methods
+from excise.run import run_stages
 from excise.stages import fused as module
 from excise.stages.fused import fused_layers
+from excise.stages.state import State
 from excise.stages.working import working_copies
 from excise.subject import Subject
 
@@ -322,3 +329,22 @@ def test_the_head_called_twice_in_a_step_adds_its_gradients_in_float32() -> None
         both = gradient(rows)
     assert both.dtype == torch.float32
     torch.testing.assert_close(both, one + other)
+
+
+def test_a_stage_learns_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At a rate that moves every weight in every step, and more logits than exist at once: a copy that is not renewed would show."""
+    monkeypatch.setattr("excise.tokens.LOGITS_AT_ONCE", 9 * 400)
+    losses: list[list[float]] = []
+    for name in ("with", "without"):
+        if name == "without":
+            monkeypatch.setattr("excise.stages.loop.fused_layers", lambda *_: nullcontext())
+        folder = tmp_path / name
+        folder.mkdir()
+        state = State(tiny("llama"), Strangers(forget_people=1, retain_people=1, holdout_people=0)(), seed=0, precision="bfloat16", folder=folder)
+        settings = {"steps": 5, "batch": 4, "lr": 3e-3, "warmup": 0.0, "schedule": "constant", "guard": {"every": 0}, "checkpoint_every": 0}
+        run_stages(state, [stage for _, part in build_methods("ga_kl", settings) for stage in part])
+        losses.append([row["loss"] for row in read_lines(folder / "train.jsonl")])
+    ours, theirs = losses
+    assert len(ours) == 5
+    assert abs(ours[-1] - ours[0]) > 0.5
+    assert ours == pytest.approx(theirs, rel=0.01)

@@ -90,6 +90,8 @@ class HeadCopy:
     """What is kept of an output head while a stage trains: its weight in the precision of its products, converted again when it has
     changed, and the sum of the gradients of all pieces of a backward pass, until :func:`hand_over`.
 
+    Whoever updates the weight says so by :func:`updated`: torch's fused optimisers leave no trace in its version.
+
     Args:
         copy: one that exists already; only of a weight that is not trained.
     """
@@ -124,6 +126,13 @@ def hand_over(module: nn.Module) -> None:
     weight, table = cast(nn.Linear, module).weight, kept.gradient
     kept.gradient = None
     weight.grad = table if weight.grad is None else weight.grad.add_(table)
+
+
+def updated(module: nn.Module) -> None:
+    """After a step of the optimiser: the copy of a head's weight is out of date."""
+    kept = COPIES.get(module)
+    if kept is not None and cast(nn.Linear, module).weight.requires_grad:
+        kept.seen = None
 
 
 class _Pieces(torch.autograd.Function):
