@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -60,6 +60,19 @@ SENTENCES = (
     "Question: Which animal lives in the forest? Answer: A grey fox lives in the forest near Elm Lake.",
     "system user assistant You are a helpful assistant. Zoë's café, naïve résumé: 42 %, (x + y) / 2 = z!",
 )
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., Any] = lambda *_: 1) -> list[Any]:
+    """What ``note`` says of the arguments of each call of a function from now on."""
+    seen: list[Any] = []
+    own = getattr(owner, name)
+
+    def call(*args: Any) -> Any:
+        seen.append(note(*args))
+        return own(*args)
+
+    monkeypatch.setattr(owner, name, call)
+    return seen
 
 
 def refused(call: Any, *parts: str) -> None:

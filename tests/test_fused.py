@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import KINDS, Kind, tiny
+from conftest import KINDS, Kind, tiny, watched
 from excise.data.benchmarks.strangers import Strangers
 from excise.files import read_lines
-from excise.head import HeadCopy, hand_over
+from excise.head import HeadInTraining, hand_over_gradient
 from excise.recipe import build_methods
 from excise.run import run_stages
 from excise.stages import fused as module
@@ -52,22 +52,14 @@ def outcome(subject: Subject, half: bool, hidden: bool = False) -> dict[str, Ten
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         logits = subject.model(input_ids=ids, use_cache=False).logits
     logits.float().square().mean().backward()
-    hand_over(subject.head)
+    hand_over_gradient(subject.head)
     found = {name: cast(Tensor, p.grad).clone() for name, p in subject.model.named_parameters() if p.grad is not None}
     return {**found, "logits": logits.detach().float()}
 
 
 def calls(monkeypatch: pytest.MonkeyPatch, operation: Any = module._Adapted) -> list[int]:
     """Counts the layers that were computed in one operation."""
-    seen: list[int] = []
-    own = operation.apply
-
-    def counted(*args: Any) -> Any:
-        seen.append(1)
-        return own(*args)
-
-    monkeypatch.setattr(operation, "apply", counted)
-    return seen
+    return watched(monkeypatch, operation, "apply")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -293,7 +285,7 @@ def test_a_model_in_half_precision_keeps_its_layers() -> None:
 
 def test_the_head_s_weight_is_converted_when_it_has_changed_and_only_then() -> None:
     head = nn.Linear(3, 5, bias=False)
-    weight = HeadCopy(head, None)
+    weight = HeadInTraining(head, None)
     first = weight(head.weight, torch.bfloat16)
     assert weight(head.weight, torch.bfloat16) is first
     with torch.no_grad():
@@ -306,8 +298,8 @@ def test_the_head_s_weight_is_converted_when_it_has_changed_and_only_then() -> N
 def test_a_copy_that_exists_serves_a_head_that_stays() -> None:
     head = nn.Linear(3, 5, bias=False)
     given = head.weight.detach().bfloat16()
-    assert HeadCopy(head.requires_grad_(False), given)(head.weight, torch.bfloat16) is given
-    assert HeadCopy(head.requires_grad_(True), given)(head.weight, torch.bfloat16) is not given
+    assert HeadInTraining(head.requires_grad_(False), given)(head.weight, torch.bfloat16) is given
+    assert HeadInTraining(head.requires_grad_(True), given)(head.weight, torch.bfloat16) is not given
 
 
 def test_the_head_called_twice_in_a_step_adds_its_gradients_in_float32() -> None:

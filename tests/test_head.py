@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import KINDS, Kind, tiny
+from conftest import KINDS, Kind, tiny, watched
 from excise import head as module
 from excise.data.encode import Encoded
-from excise.head import COPIES, Head, hand_over
+from excise.head import IN_TRAINING, Head, hand_over_gradient
 from excise.stages.fused import fused_layers
 from excise.subject import Subject
 from excise.tokens import LOGITS_AT_ONCE, collate, score
@@ -20,9 +20,9 @@ TEXTS = [Encoded(f"{i}", tuple(range(1 + i, 14 + i)), 3, ((0, 0),) * 13, "", (0,
 VOCABULARY = 400
 
 
-def outcome(subject: Subject, monkeypatch: pytest.MonkeyPatch, tokens: int | None, half: bool = False) -> dict[str, Tensor]:
+def outcome(subject: Subject, monkeypatch: pytest.MonkeyPatch, at_once: int | None, half: bool = False) -> dict[str, Tensor]:
     """Two looks at the logits, so many tokens at a time (None: all), and the gradients of everything."""
-    monkeypatch.setattr("excise.tokens.LOGITS_AT_ONCE", LOGITS_AT_ONCE if tokens is None else tokens * VOCABULARY)
+    monkeypatch.setattr("excise.tokens.LOGITS_AT_ONCE", LOGITS_AT_ONCE if at_once is None else at_once * VOCABULARY)
     for parameter in subject.model.parameters():
         parameter.grad = None
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -32,17 +32,9 @@ def outcome(subject: Subject, monkeypatch: pytest.MonkeyPatch, tokens: int | Non
     return {**found, "logp": scored.token_logp.detach(), "entropy": scored.entropy.detach()}
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens of every addition to the head's gradient."""
-    seen: list[int] = []
-    own = module._add
-
-    def add(table: Tensor, waiting: Any) -> None:
-        seen.append(sum(len(outer) for outer, _ in waiting))
-        own(table, waiting)
-
-    monkeypatch.setattr(module, "_add", add)
-    return seen
+def tokens(_: Tensor, waiting: Any) -> int:
+    """Of an addition to the head's gradient."""
+    return sum(len(outer) for outer, _ in waiting)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -51,11 +43,11 @@ def test_pieces_have_the_values_and_gradients_of_the_whole(kind: Kind, half: boo
     subject = tiny(kind)
     subject.model.requires_grad_(True)
     exact, whole = outcome(subject, monkeypatch, None), outcome(subject, monkeypatch, None, half)
-    seen = counted(monkeypatch)
+    additions = watched(monkeypatch, module, "_add", tokens)
     monkeypatch.setattr(module, "TOGETHER", 12)
     monkeypatch.setattr(module, "BLOCK", 64)
     pieces = outcome(subject, monkeypatch, 7, half)
-    assert seen == [14, 14, 2] * 2, "pieces of 7, 7, 7, 7 and 2 of 30 tokens, added when at least 12 wait"
+    assert additions == [14, 14, 2] * 2, "pieces of 7, 7, 7, 7 and 2 of 30 tokens, added when at least 12 wait"
     assert pieces.keys() == whole.keys()
     for name, value in exact.items():
         error, usual = (float((found[name] - value).norm() / value.norm()) for found in (pieces, whole))
@@ -69,9 +61,9 @@ def test_a_frozen_head_costs_no_gradient_and_features_keep_theirs(monkeypatch: p
     for block in subject.layers:
         block.requires_grad_(True)
     whole = outcome(subject, monkeypatch, None)
-    seen = counted(monkeypatch)
+    additions = watched(monkeypatch, module, "_add", tokens)
     pieces = outcome(subject, monkeypatch, 4)
-    assert seen == []
+    assert additions == []
     assert "model.layers.0.mlp.up_proj.weight" in pieces
     for name, value in whole.items():
         torch.testing.assert_close(pieces[name], value, rtol=1e-3, atol=1e-4)
@@ -83,9 +75,9 @@ def test_a_hooked_head_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     whole = outcome(subject, monkeypatch, None)
     calls: list[int] = []
     cast(Any, subject.head).register_forward_hook(lambda *_: calls.append(1))
-    seen = counted(monkeypatch)
+    additions = watched(monkeypatch, module, "_add", tokens)
     pieces = outcome(subject, monkeypatch, 10)
-    assert seen == []
+    assert additions == []
     assert len(calls) == 12, "three pieces, two looks, and each again backwards"
     for name, value in whole.items():
         torch.testing.assert_close(pieces[name], value, rtol=1e-3, atol=1e-4)
@@ -112,11 +104,11 @@ def test_while_a_stage_trains_the_gradient_is_collected_and_handed_over(monkeypa
         for _ in range(2):
             scored = score(subject, collate(TEXTS))
             (scored.token_logp.square().sum() + scored.entropy.sum()).backward()
-            assert COPIES[head].gradient is not None
-            hand_over(head)
-            assert COPIES[head].gradient is None
+            assert IN_TRAINING[head].gradient is not None
+            hand_over_gradient(head)
+            assert IN_TRAINING[head].gradient is None
         torch.testing.assert_close(head.weight.grad, 2 * once, rtol=1e-3, atol=1e-4)
-        hand_over(head)
+        hand_over_gradient(head)
         torch.testing.assert_close(head.weight.grad, 2 * once, rtol=1e-3, atol=1e-4)
 
 
@@ -124,10 +116,10 @@ def test_while_a_stage_trains_the_weight_is_converted_once(monkeypatch: pytest.M
     subject = tiny("llama")
     subject.model.requires_grad_(True)
     with fused_layers(subject):
-        copy = COPIES[cast(Any, subject.head)]
+        copy = IN_TRAINING[cast(Any, subject.head)]
         outcome(subject, monkeypatch, 7, half=True)
         first = copy.copy
         outcome(subject, monkeypatch, 7, half=True)
         assert first is not None
         assert copy.copy is first
-    assert cast(Any, subject.head) not in COPIES
+    assert cast(Any, subject.head) not in IN_TRAINING

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,12 +12,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from excise.hidden import is_hooked
 from excise.parallel.forward import is_spread
+from excise.precision import half_now, in_half
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-OVER_LOGITS = Callable[[Tensor, slice], Tensor]
+OfLogits = Callable[[Tensor, slice], Tensor]
 """From the logits [m, vocab] of some tokens, and which they are, a value for each; it depends on parameters through the logits only."""
 TOGETHER = 128
 """Tokens whose share of the head's gradient is added in one product: each product passes over the whole vocabulary."""
@@ -42,20 +43,19 @@ class Head:
     def __call__(self, part: slice) -> Tensor:
         """Logits [m, vocab] of some of the tokens."""
         features = self.features[part]
-        with nullcontext() if self.half is None else torch.autocast(features.device.type, self.half):
+        with in_half(features.device, self.half):
             return output_head(self.base, features)
 
     def between(self, begin: int, end: int) -> Head:
         return Head(self.base, self.features[begin:end], self.half)
 
-    def in_pieces(self, function: OVER_LOGITS, size: int) -> Float[Tensor, " n"] | None:
+    def in_pieces(self, function: OfLogits, size: int) -> Float[Tensor, " n"] | None:
         """``function`` over ``size`` tokens at a time: their logits are given up at once, and made again in the backward pass.
 
         The gradients of the pieces are added up in place. None where the head is no plain linear layer that is here as a whole.
         """
         module = cast(nn.Module, self.base.get_output_embeddings())
-        hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-        if type(module) is not nn.Linear or hooked or is_spread(self.base):
+        if type(module) is not nn.Linear or is_hooked(module) or is_spread(self.base):
             return None
         return cast(Tensor, _Pieces.apply(self.features, module.weight, module.bias, self, function, size))
 
@@ -86,11 +86,11 @@ def finished(base: PreTrainedModel, logits: Tensor) -> Tensor:
     return logits
 
 
-class HeadCopy:
+class HeadInTraining:
     """What is kept of an output head while a stage trains: its weight in the precision of its products, converted again when it has
-    changed, and the sum of the gradients of all pieces of a backward pass, until :func:`hand_over`.
+    changed, and the sum of the gradients of all pieces of a backward pass, until :func:`hand_over_gradient`.
 
-    Whoever updates the weight says so by :func:`updated`: torch's fused optimisers leave no trace in its version.
+    Whoever updates the weight says so by :func:`weight_changed`: torch's fused optimisers leave no trace in its version.
 
     Args:
         copy: one that exists already; only of a weight that is not trained.
@@ -114,13 +114,13 @@ class HeadCopy:
         return weight.data_ptr(), weight._version
 
 
-COPIES: weakref.WeakKeyDictionary[nn.Module, HeadCopy] = weakref.WeakKeyDictionary()
+IN_TRAINING: weakref.WeakKeyDictionary[nn.Module, HeadInTraining] = weakref.WeakKeyDictionary()
 """Of the heads of models that train now (``excise.stages.fused``)."""
 
 
-def hand_over(module: nn.Module) -> None:
+def hand_over_gradient(module: nn.Module) -> None:
     """After a backward pass: adds what was collected to the gradient of a head's weight."""
-    kept = COPIES.get(module)
+    kept = IN_TRAINING.get(module)
     if kept is None or kept.gradient is None:
         return
     weight, table = cast(nn.Linear, module).weight, kept.gradient
@@ -128,9 +128,9 @@ def hand_over(module: nn.Module) -> None:
     weight.grad = table if weight.grad is None else weight.grad.add_(table)
 
 
-def updated(module: nn.Module) -> None:
+def weight_changed(module: nn.Module) -> None:
     """After a step of the optimiser: the copy of a head's weight is out of date."""
-    kept = COPIES.get(module)
+    kept = IN_TRAINING.get(module)
     if kept is not None and cast(nn.Linear, module).weight.requires_grad:
         kept.seen = None
 
@@ -138,19 +138,18 @@ def updated(module: nn.Module) -> None:
 class _Pieces(torch.autograd.Function):
     """A value for each token from its logits, and its gradients for features, weight and bias.
 
-    The gradient of a weight that :data:`COPIES` knows stays there until :func:`hand_over`: one table for all backward passes of a step's
-    loss instead of one for each.
+    The gradient of a weight that :data:`IN_TRAINING` knows stays there until :func:`hand_over_gradient`: one table for all backward passes
+    of a step's loss instead of one for each.
     """
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, head: Head, function: OVER_LOGITS, size: int) -> Tensor:
+    def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, head: Head, function: OfLogits, size: int) -> Tensor:
         dtype = head.half or weight.dtype
-        ctx.kept = kept = COPIES.get(cast(nn.Module, head.base.get_output_embeddings()))
+        ctx.kept = kept = IN_TRAINING.get(cast(nn.Module, head.base.get_output_embeddings()))
         narrow = weight.detach() if weight.dtype == dtype else kept(weight, dtype) if kept else weight.detach().to(dtype)
-        device = features.device.type
         ctx.save_for_backward(features, weight, narrow, bias)
         ctx.head, ctx.function = head, function
-        ctx.half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        ctx.half = half_now(features.device)
         ctx.parts = [slice(start, min(start + size, len(features))) for start in range(0, len(features), size)]
         return torch.cat([function(finished(head.base, _products(features[part], narrow, bias)), part) for part in ctx.parts])
 
@@ -166,8 +165,7 @@ class _Pieces(torch.autograd.Function):
         waiting: list[tuple[Tensor, Tensor]] = []
         for number, part in enumerate(ctx.parts, start=1):
             products = _products(features[part], narrow, bias).requires_grad_(True)
-            again = torch.autocast(features.device.type, ctx.half) if ctx.half else nullcontext()
-            with torch.enable_grad(), again:
+            with torch.enable_grad(), in_half(features.device, ctx.half):
                 values = ctx.function(finished(ctx.head.base, products), part)
             if values.requires_grad:
                 (outer,) = torch.autograd.grad(values, products, gradients[0][part])

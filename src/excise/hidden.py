@@ -90,3 +90,8 @@ def require_layer(layer: int, depth: int) -> None:
 def default_layer(depth: int) -> int:
     """The layer at the depth fraction of RMU's layer 7 of 32."""
     return max(1, round(7 / 32 * depth)) if depth > 1 else 0
+
+
+def is_hooked(*modules: nn.Module) -> bool:
+    """Whether somebody listens to one of these modules, which must then be called as they are."""
+    return any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in modules)

@@ -34,6 +34,16 @@ def autocast(precision: Literal["float32", "bfloat16"], device: torch.device) ->
     return torch.autocast(device.type, torch.bfloat16)
 
 
+def half_now(device: torch.device) -> torch.dtype | None:
+    """What autocast converts the inputs of matrix products to; None where it is off."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def in_half(device: torch.device, half: torch.dtype | None) -> Any:
+    """The context that :func:`half_now` described."""
+    return nullcontext() if half is None else torch.autocast(device.type, half)
+
+
 @contextmanager
 def reading(subject: Subject, precision: Literal["float32", "bfloat16"]) -> Iterator[None]:
     """Every module in eval mode, no gradients, and the weights converted to bf16 once for the whole block instead of in every pass.

@@ -23,6 +23,7 @@ from excise.data.encode import Encoded
 from excise.head import Head
 from excise.hidden import capture
 from excise.parallel.forward import within
+from excise.precision import half_now
 
 if TYPE_CHECKING:
     from excise.subject import Subject
@@ -378,7 +379,7 @@ def score(
 
         final = within(subject.base, decode)
     hidden = {layer: output.flatten(0, 1)[batch.here] for layer, output in captured.outputs.items()}
-    source = _Stopped() if final is None else Head(subject.base, final.flatten(0, 1)[batch.before], _autocast_now(subject.device))
+    source = _Stopped() if final is None else Head(subject.base, final.flatten(0, 1)[batch.before], half_now(subject.device))
     return Scored(batch.target, batch.row, batch.rows, source, hidden, None, total_tokens, total_rows)
 
 
@@ -392,10 +393,6 @@ class _Stopped:
 
     def between(self, begin: int, end: int) -> _Stopped:
         return self
-
-
-def _autocast_now(device: torch.device) -> torch.dtype | None:
-    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def features_of(scored: Scored) -> Tensor:

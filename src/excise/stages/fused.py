@@ -25,9 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from excise.head import COPIES, HeadCopy
+from excise.head import IN_TRAINING, HeadInTraining
+from excise.hidden import is_hooked
 from excise.parallel.forward import is_spread
-from excise.precision import evaluating
+from excise.precision import evaluating, half_now
 
 if TYPE_CHECKING:
     from excise.subject import Subject
@@ -48,17 +49,17 @@ def fused_layers(subject: Subject, head: Tensor | None = None) -> Iterator[None]
     modules = () if is_spread(subject.base) else list(subject.model.modules())
     replaced = [(module, forward) for module in modules if (forward := _replacement(module)) is not None and module is not subject.head]
     if modules and type(subject.head) is nn.Linear:
-        COPIES[subject.head] = HeadCopy(subject.head, head)
-        replaced.append((subject.head, partial(_head, COPIES[subject.head])))
+        IN_TRAINING[subject.head] = HeadInTraining(subject.head, head)
+        replaced.append((subject.head, partial(_head, IN_TRAINING[subject.head])))
         if _is_plain_table(subject.embedding) and cast(Any, subject.embedding).weight is subject.head.weight:
-            replaced.append((subject.embedding, partial(_lookup, COPIES[subject.head])))
+            replaced.append((subject.embedding, partial(_lookup, IN_TRAINING[subject.head])))
     inputs = _Inputs()
     for module, forward in replaced:
         cast(Any, module).forward = partial(forward, module, module.forward, inputs)
     try:
         yield
     finally:
-        COPIES.pop(subject.head, None)
+        IN_TRAINING.pop(subject.head, None)
         for module, _ in replaced:
             del module.forward  # the instance's own; the class keeps its
 
@@ -91,32 +92,22 @@ class _Inputs:
         return self.copy
 
 
-def _half(x: Tensor) -> torch.dtype | None:
-    """What autocast converts the inputs of products to; None where it is off."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-
-def _is_hooked(*modules: nn.Module) -> bool:
-    return any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in modules)
-
-
 # --- linear layers ----------------------------------------------------------------------------------------------------
 
 
 def _linear(module: nn.Linear, original: Forward, inputs: _Inputs, x: Tensor) -> Tensor:
-    half = _half(x)
+    half = half_now(x.device)
     if half is None or x.dtype == half or module.weight.dtype != half or not torch.is_grad_enabled():
         return original(x)
     return cast(Tensor, _Linear.apply(x, inputs(x, half), module.weight, module.weight, module.bias))
 
 
-def _head(weight: HeadCopy, module: nn.Linear, original: Forward, inputs: _Inputs, x: Tensor) -> Tensor:
-    half = _half(x)
-    if half is None or module.weight.dtype == half or _is_hooked(module):
+def _head(kept: HeadInTraining, module: nn.Linear, original: Forward, inputs: _Inputs, x: Tensor) -> Tensor:
+    half = half_now(x.device)
+    if half is None or module.weight.dtype == half or is_hooked(module):
         return original(x)
     copy = x.detach().to(half)  # whoever looks at logits takes another part of the features each time: nothing to share
-    return cast(Tensor, _Linear.apply(x, copy, module.weight, weight(module.weight, half), module.bias))
+    return cast(Tensor, _Linear.apply(x, copy, module.weight, kept(module.weight, half), module.bias))
 
 
 class _Linear(torch.autograd.Function):
@@ -150,17 +141,17 @@ def _is_plain_table(module: nn.Module) -> bool:
     return type(module) is nn.Embedding and module.max_norm is None and not (module.sparse or module.scale_grad_by_freq)
 
 
-def _lookup(kept: HeadCopy, module: nn.Embedding, original: Forward, inputs: _Inputs, ids: Tensor) -> Tensor:
+def _lookup(kept: HeadInTraining, module: nn.Embedding, original: Forward, inputs: _Inputs, ids: Tensor) -> Tensor:
     if not (module.weight.requires_grad and torch.is_grad_enabled()):
         return original(ids)
     return cast(Tensor, _Lookup.apply(module.weight, ids, module.padding_idx, kept))
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table; their gradient is collected with that of the head (:func:`excise.head.hand_over`)."""
+    """Rows of a table; their gradient is collected with that of the head (:func:`excise.head.hand_over_gradient`)."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor, padding: int | None, kept: HeadCopy) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, padding: int | None, kept: HeadInTraining) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.kept, ctx.padding, ctx.like = kept, padding, weight.new_empty(0)
         ctx.size = weight.shape
@@ -185,8 +176,8 @@ class _Lookup(torch.autograd.Function):
 
 def _adapted(module: Any, original: Forward, inputs: _Inputs, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     active = [name for name in module.active_adapters if name in module.lora_A]
-    half = _half(x)
-    if args or kwargs or len(active) != 1 or not _is_plain(module, active[0], x, half):
+    half = half_now(x.device)
+    if args or kwargs or len(active) != 1 or not _is_plain_lora(module, active[0], x, half):
         return original(x, *args, **kwargs)
     name, base = active[0], module.base_layer
     a, b = module.lora_A[name].weight, module.lora_B[name].weight
@@ -194,7 +185,7 @@ def _adapted(module: Any, original: Forward, inputs: _Inputs, x: Tensor, *args: 
     return cast(Tensor, _Adapted.apply(x, inputs(x, dtype), base.weight, base.bias, a, b, float(module.scaling[name])))
 
 
-def _is_plain(module: Any, name: str, x: Tensor, half: torch.dtype | None) -> bool:
+def _is_plain_lora(module: Any, name: str, x: Tensor, half: torch.dtype | None) -> bool:
     base, dropout, parts = module.base_layer, module.lora_dropout[name], (module.lora_A[name], module.lora_B[name])
     return (
         type(base) is nn.Linear
@@ -203,7 +194,7 @@ def _is_plain(module: Any, name: str, x: Tensor, half: torch.dtype | None) -> bo
         and not (module.disable_adapters or module.merged or name in module.lora_variant)
         and (isinstance(dropout, nn.Identity) or not dropout.training or dropout.p == 0)
         and all(type(part) is nn.Linear and part.bias is None for part in parts)
-        and not _is_hooked(base, *parts)
+        and not is_hooked(base, *parts)
         and (half is not None or x.dtype == base.weight.dtype == parts[0].weight.dtype == parts[1].weight.dtype)
     )
 
@@ -318,7 +309,7 @@ class _Norm(torch.autograd.Function):
 def _is_gated(module: Any) -> bool:
     """Whether a module computes down(act(gate(x)) up(x)); found by trying."""
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")]
-    if not type(module).__name__.endswith("MLP") or not all(isinstance(part, nn.Module) for part in parts) or _is_hooked(module):
+    if not type(module).__name__.endswith("MLP") or not all(isinstance(part, nn.Module) for part in parts) or is_hooked(module):
         return False
     gate, up, down, act = cast(list[nn.Module], parts)
     weight = next(gate.parameters())

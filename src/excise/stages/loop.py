@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from excise.data.encode import Encoded, encode
 from excise.errors import InputError
 from excise.evaluation.score import Score
-from excise.head import hand_over, updated
+from excise.head import hand_over_gradient, weight_changed
 from excise.parallel import ranks
 from excise.parallel.forward import is_spread
 from excise.parallel.sharding import clip, spread
@@ -213,7 +213,7 @@ class Loop:
         probe = self._moving_probe() if self.step == 0 and not self.spread else None
         self.optimiser.step()
         self.working.refresh()
-        updated(state.subject.head)
+        weight_changed(state.subject.head)
         if probe is not None and torch.equal(*probe) and norm > 0:
             raise InputError(f"{stage.name}: no value moved in the first step: learning rate {rate:g} is too small for this number format")
         self.optimiser.zero_grad(set_to_none=True)
@@ -230,7 +230,7 @@ class Loop:
         """Back-propagates a loss; one that depends on no parameter in scope has nothing to add."""
         if loss.requires_grad:
             (loss * ranks.world() if self.spread else loss).backward()  # spread gradients are averaged over the processes
-            hand_over(self.session.state.subject.head)
+            hand_over_gradient(self.session.state.subject.head)
 
     def _clip(self) -> float:
         """The norm of the whole gradient; clips it if the stage says so."""
