@@ -29,8 +29,9 @@ from excise.evaluation.suites import score
 from excise.evaluation.suites.suite import Suite
 from excise.evaluation.suites.tofu import tofu
 from excise.layout import layout_of
+from excise.loading import load
 from excise.precision import autocast, resolve_precision
-from excise.subject import Subject, load
+from excise.subject import Subject
 
 BATCH = 8
 PARTS: dict[str, tuple[str, ...]] = {

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from excise.factorise.sparse_mf import SparseMF, drawn
+from excise.memory import peak_memory_mb
 
 RIDGE, KEEP = 1e-4, 0.01
 
@@ -53,7 +53,7 @@ def matrix(model: str | None, rows: int, width: int) -> Tensor:
     """The matrix to factorise, width x rows."""
     if model is None:
         return torch.randn(rows, width, generator=torch.Generator().manual_seed(0)).mul_(0.1).T.contiguous()
-    from excise.subject import load
+    from excise.loading import load
 
     return load(model).embedding.weight.detach()[:rows].float().T.contiguous()  # type: ignore[union-attr, index]
 
@@ -88,7 +88,7 @@ def large(iterations: int) -> dict[str, Any]:
     begun = time.perf_counter()
     found = SparseMF(rank=200, iterations=iterations, patience=iterations + 1)(rows.T)
     took = time.perf_counter() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_memory_mb() / 2**10
     table = embedding.numel() * 4 / 2**30
     print(
         f"8,000 of 128,000 x 4,096, rank 200: {found.iterations} iterations in {took:.1f} s; peak {peak:.2f} GiB, {table:.2f} of them the embedding"

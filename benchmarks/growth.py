@@ -1,9 +1,10 @@
 """How time and memory grow with the number of tokens.
 
-    python -m benchmarks.growth [--rows 2 4 8 20] [--repeats 5] [--json FILE] [--svg FILE]
+    python -m benchmarks.growth [--rows 6 19 60] [--repeats 5] [--json FILE] [--svg FILE]
 
-Time: texts of one length, a growing number of them; a training step (NPO with a KL term, bf16) and the likelihood part of an evaluation of
-SmolLM2, best of the repeats, which go round all sizes in turn. The slope of log time against log tokens is 1 where costs are linear.
+Time: texts of one length, a growing number of them; a training step (NPO with a KL term) and the likelihood part of an evaluation of SmolLM2,
+in bf16 where the processor has it and else in float32, best of the repeats, which go round all sizes in turn. The slope of log time against
+log tokens is 1 where costs are linear.
 Memory: the peak of a training step on models with a vocabulary of 49,152 and of 262,144, each case in a process of its own, against the
 scored tokens. A loop that keeps the logits of all scored tokens needs 4 V bytes for each of them, and as much again for each copy.
 """
@@ -38,14 +39,16 @@ def texts(count: int) -> tuple[Any, ...]:
 class Step:
     """A training step over so many forget and as many retain texts, which can be taken again and again."""
 
-    def __init__(self, subject: Any, rows: int, precision: str) -> None:
+    def __init__(self, subject: Any, rows: int) -> None:
         from excise.data.example import Benchmark
+        from excise.precision import resolve_precision
         from excise.stages.state import State
 
         examples = texts(2 * rows)
         self.benchmark = Benchmark("log", {"forget": examples[:rows], "retain": examples[rows:]})
-        self.rows, self.precision = rows, precision
-        self.state = lambda folder: State(subject, self.benchmark, seed=0, precision=precision, folder=folder)  # type: ignore[arg-type]
+        self.rows = rows
+        precision = resolve_precision("auto", subject.device)
+        self.state = lambda folder: State(subject, self.benchmark, seed=0, precision=precision, folder=folder)
 
     def seconds(self, steps: int) -> tuple[float, int, int]:
         """Best seconds of a step, its tokens, its scored tokens."""
@@ -75,10 +78,11 @@ def evaluated(subject: Any, rows: int) -> tuple[float, int]:
     from excise.data.example import Benchmark
     from excise.evaluation.collect import collect
     from excise.evaluation.plan import Plan
+    from excise.precision import resolve_precision
 
     examples = texts(rows)
     begun = time.perf_counter()
-    collect(subject, Benchmark("log", {"forget": examples}), {"forget": Plan()}, precision="bfloat16")
+    collect(subject, Benchmark("log", {"forget": examples}), {"forget": Plan()}, precision=resolve_precision("auto", subject.device))
     return time.perf_counter() - begun, sum(len(encode(subject.tokenizer, subject.template, e)) for e in examples)
 
 
@@ -90,9 +94,9 @@ def times(rows: Sequence[int], repeats: int) -> dict[str, list[dict[str, float]]
     best: dict[tuple[str, int], tuple[float, int]] = {}
     for _ in range(repeats):
         for count in rows:
-            seconds, tokens, _ = Step(subject, count, "bfloat16").seconds(2)
+            seconds, tokens, _ = Step(subject, count).seconds(2)
             best["training", count] = min(best.get(("training", count), (seconds, tokens)), (seconds, tokens))
-            found = evaluated(subject, 10 * count)
+            found = evaluated(subject, 4 * count)
             best["evaluation", count] = min(best.get(("evaluation", count), found), found)
     return {side: [{"tokens": best[side, count][1], "seconds": best[side, count][0]} for count in rows] for side in ("training", "evaluation")}
 
@@ -106,13 +110,14 @@ def slope(points: Sequence[dict[str, float]]) -> float:
 
 def memory(model: str, rows: int) -> dict[str, float]:
     """Peak of a process that takes two steps, without what it needed before it loaded the model."""
-    from benchmarks.training import peak_mb, subject_of
+    from benchmarks.training import subject_of
+    from excise.memory import peak_memory_mb
 
-    empty = peak_mb()
+    empty = peak_memory_mb()
     subject = subject_of(model)
-    loaded = peak_mb()
-    _, tokens, scored = Step(subject, rows, "bfloat16").seconds(2)
-    return {"tokens": tokens, "scored": scored, "loaded_mb": loaded - empty, "peak_mb": peak_mb() - empty}
+    loaded = peak_memory_mb()
+    _, tokens, scored = Step(subject, rows).seconds(2)
+    return {"tokens": tokens, "scored": scored, "loaded_mb": loaded - empty, "peak_mb": peak_memory_mb() - empty}
 
 
 def picture(cases: dict[str, list[dict[str, float]]]) -> str:
@@ -147,7 +152,7 @@ def picture(cases: dict[str, list[dict[str, float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[2, 4, 8, 20])
+    parser.add_argument("--rows", type=int, nargs="+", default=[6, 19, 60])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path)

@@ -25,6 +25,8 @@ import torch
 from excise.data.encode import encode
 from excise.data.example import Benchmark, Example
 from excise.layout import layout_of
+from excise.loading import load
+from excise.memory import peak_memory_mb
 from excise.methods import Training
 from excise.objectives import KL, NLL, Ascent
 from excise.objectives.distance import kl_divergence
@@ -34,10 +36,8 @@ from excise.scope import Scope
 from excise.stages.adapters import AddAdapter
 from excise.stages.gradients import ProjectConflicts, Sum
 from excise.stages.guard import Guard
-from excise.stages.loop import peak_memory_mb
 from excise.stages.state import State
 from excise.stages.train import Term, Train
-from excise.subject import load
 from excise.tokens import collate, score
 
 SENTENCE = "the river runs north of the old town where a painter lived and wrote about ships that came in from far away"

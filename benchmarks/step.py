@@ -27,11 +27,11 @@ CASES: dict[str, dict[str, Any]] = {
 def measure(model: str, method: dict[str, Any], steps: int) -> dict[str, float]:
     """Seconds per step, seconds of preparation and peak memory of one case, in this process."""
     from excise.data.benchmarks.strangers import Strangers
+    from excise.loading import load
+    from excise.memory import peak_memory_mb
     from excise.precision import resolve_precision
     from excise.recipe import build_methods
-    from excise.stages.loop import peak_memory_mb
     from excise.stages.state import State
-    from excise.subject import load
 
     subject = load(model)
     state = State(subject, Strangers()(), precision=resolve_precision("auto", subject.device))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import resource
+import os
 import subprocess
 import sys
 import tempfile
@@ -50,7 +50,8 @@ def subject_of(name: str) -> Any:
     import torch
     from transformers import LlamaForCausalLM
 
-    from excise.subject import Subject, load
+    from excise.loading import load
+    from excise.subject import Subject
 
     subject = load("embedded:smollm2", system="")
     if not MODELS[name]:
@@ -60,10 +61,6 @@ def subject_of(name: str) -> Any:
         setattr(config, key, value)
     torch.manual_seed(0)
     return Subject(model=LlamaForCausalLM(config), tokenizer=subject.tokenizer, template=subject.template, source=name)
-
-
-def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def ours(subject: Any, method: dict[str, Any], form: str, precision: Any, steps: int) -> list[dict[str, float]]:
@@ -230,12 +227,14 @@ def worker(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
     import transformers  # noqa: F401
 
+    from excise.memory import peak_memory_mb
+
     model, method, form, precision = arguments.case
-    empty = peak_mb()
+    empty = peak_memory_mb()
     subject = subject_of(model)
     side = {"excise": ours, "plain": plain}[arguments.side]
     rows = list(side(subject, METHODS[method], form, precision, arguments.steps))
-    peak = peak_mb() - empty
+    peak = peak_memory_mb() - empty
     later = rows[1:] or rows
     best = min(later, key=lambda row: row["seconds"] / row["tokens"])
     found = {
@@ -252,7 +251,8 @@ def worker(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def asked(arguments: argparse.Namespace, case: tuple[str, ...], side: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.training", "--steps", str(arguments.steps), "--side", side, "--case", *case]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    pages = {"THP_MEM_ALLOC_ENABLE": "0"} if side == "plain" else {}  # large pages are something that excise asks for
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **pages})
     if done.returncode:
         raise SystemExit(f"{side} {' '.join(case)} failed: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -27,11 +27,12 @@ from excise.data.encode import encode
 from excise.data.example import Benchmark
 from excise.evaluation.suites import evaluate, fivew
 from excise.files import append_line, whole_lines, write_json
+from excise.loading import ModelSpec, load
 from excise.precision import resolve_precision
 from excise.recipe import build_methods
 from excise.run import run_stages
 from excise.stages.state import State
-from excise.subject import ModelSpec, Subject, load
+from excise.subject import Subject
 from excise.sweep.front import front
 from excise.sweep.space import Objective
 from excise.tokens import collate, score

@@ -36,9 +36,10 @@ from excise.data.nouns import Nouns
 from excise.evaluation.metrics.facts import FactRecall, words
 from excise.evaluation.score import mean_score
 from excise.files import write_json, write_text
+from excise.loading import ModelSpec, load
 from excise.report import plots
 from excise.report.result import Score
-from excise.subject import ModelSpec, Subject, load
+from excise.subject import Subject
 from excise.token_scores import attribute
 from excise.weights import Attribution
 from excise.weights.masking import Masking

@@ -36,11 +36,12 @@ from excise.errors import InputError
 from excise.evaluation.records import Records
 from excise.evaluation.suites import Suite, concepts, evaluate, score
 from excise.files import append_line, cache_folder, whole_lines
+from excise.loading import load
 from excise.precision import resolve_precision
 from excise.recipe import build_methods
 from excise.run import run_stages
 from excise.stages.state import State
-from excise.subject import Subject, load
+from excise.subject import Subject
 
 RMU = CONCEPT_SETTINGS["rmu"]
 CRISP: dict[str, Any] = {"k": 10, "epochs": 2, "lr": 5e-4}

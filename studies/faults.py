@@ -37,8 +37,9 @@ def tiny_model(folder: Path) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from excise.loading import load
     from excise.saving import save
-    from excise.subject import Subject, load
+    from excise.subject import Subject
 
     other = load("embedded:smollm2", system="")
     torch.manual_seed(0)
@@ -110,12 +111,12 @@ def victims(root: Path) -> list[Victim]:
     from excise.data.tables import read_rows
     from excise.evaluation.store import read_records
     from excise.export import export
+    from excise.loading import ModelSpec, load
     from excise.recipe import Recipe
     from excise.report.html import render
     from excise.report.result import load_result
     from excise.requests.ledger import Ledger
     from excise.run import unlearn
-    from excise.subject import ModelSpec, load
 
     model, data, run = tiny_model(root / "model"), root / "data", root / "run"
     data_files(data)
@@ -198,8 +199,8 @@ def kills(count: int, seed: int) -> int:
     from excise.embedded import folder_of
     from excise.errors import InputError
     from excise.files import cache_folder
+    from excise.loading import load
     from excise.report.result import load_result
-    from excise.subject import load
 
     draw = random.Random(seed)
     failures: list[str] = []

@@ -15,11 +15,11 @@ from typing import Any
 
 from excise.data.benchmarks.strangers import Strangers
 from excise.files import write_lines
+from excise.loading import ModelSpec
 from excise.requests.build import Asked
 from excise.requests.forget import Settings
 from excise.requests.ledger import ACTIVE, Ledger, drift
 from excise.settings import overridden
-from excise.subject import ModelSpec
 from studies.world import add_taught, folder, questions
 
 

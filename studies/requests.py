@@ -13,10 +13,10 @@ from pathlib import Path
 
 from excise.data.benchmarks.strangers import Strangers
 from excise.files import write_lines
+from excise.loading import ModelSpec
 from excise.requests.build import Asked
 from excise.requests.forget import Settings, forget, sentence
 from excise.settings import overridden
-from excise.subject import ModelSpec
 from studies.world import add_taught, folder, questions
 
 

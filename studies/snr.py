@@ -28,7 +28,8 @@ from excise.data.encode import Encoded, encode
 from excise.data.example import Example
 from excise.files import write_json
 from excise.layout import layout_of
-from excise.subject import ModelSpec, Subject, load
+from excise.loading import ModelSpec, load
+from excise.subject import Subject
 from excise.token_scores import attribute
 from excise.tokens import collate, score
 from excise.weights import Attribution

@@ -33,13 +33,14 @@ from excise.evaluation.metrics.facts import FactRecall
 from excise.evaluation.records import Record, Records
 from excise.evaluation.suites import evaluate
 from excise.files import append_line, cache_folder, whole_lines, write_text
+from excise.loading import ModelSpec, load
 from excise.precision import resolve_precision
 from excise.recipe import build_methods
 from excise.report import plots
 from excise.report.result import Score
 from excise.run import run_stages
 from excise.stages.state import State
-from excise.subject import ModelSpec, Subject, load
+from excise.subject import Subject
 from excise.weights import Facts
 from studies.figures import standalone
 from studies.world import World, add_world, world_of

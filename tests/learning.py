@@ -17,6 +17,7 @@ import torch
 from conftest import Kind, tiny
 from excise.data.encode import encode
 from excise.data.example import Benchmark, Example
+from excise.loading import load
 from excise.objectives import NLL
 from excise.recipe import build_methods
 from excise.run import run_stages
@@ -26,7 +27,7 @@ from excise.stages.guard import Guard
 from excise.stages.optimise import Optimiser
 from excise.stages.state import State
 from excise.stages.train import Term, Train
-from excise.subject import Subject, load
+from excise.subject import Subject
 from excise.tokens import collate, score
 
 FORGET = (

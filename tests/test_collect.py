@@ -21,7 +21,8 @@ from excise.evaluation import predict
 from excise.evaluation.collect import Plan, collect, read_records, write_records
 from excise.evaluation.generate import Drawn, alike, generate, left_padded, stop_ids
 from excise.evaluation.records import Record, Records, TextScore
-from excise.subject import Subject, load
+from excise.loading import load
+from excise.subject import Subject
 
 EVERYTHING = Plan(paraphrase=True, false=True, options=True, generation=True, max_new_tokens=6)
 

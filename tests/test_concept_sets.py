@@ -70,7 +70,7 @@ def test_names_are_found_as_people_write_them(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_smollm2_knows_something_of_the_shipped_sets(smollm2_folder: Path) -> None:
-    from excise.subject import load
+    from excise.loading import load
 
     subject = load(str(smollm2_folder))
     for name in names():

@@ -21,11 +21,11 @@ from contract import check_objective
 from excise import registry
 from excise.cli import app
 from excise.lesson import Lesson
+from excise.loading import load
 from excise.objectives import NPO
 from excise.recipe import Recipe
 from excise.run import unlearn
 from excise.saving import save
-from excise.subject import load
 from excise.sweep.space import Space
 from test_features import concept_folder
 from test_maat import small_recipe

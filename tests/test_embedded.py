@@ -20,7 +20,7 @@ import excise.embedded
 from conftest import logits, tiny
 from excise.embedded import EMBEDDED, Embedded, Piece, folder_of, is_ready, pull
 from excise.errors import InputError
-from excise.subject import load
+from excise.loading import load
 from test_subject import write_gguf
 
 

@@ -16,6 +16,7 @@ from conftest import Kind, adapted, logits, refused, tiny
 from excise.data.example import Benchmark, Example
 from excise.evaluation.records import Record, Records, TextScore
 from excise.features.embedding import embedding_scale
+from excise.loading import load
 from excise.objectives import HiddenMSE
 from excise.recipe import Recipe, build_methods
 from excise.run import run_stages, unlearn
@@ -27,7 +28,7 @@ from excise.stages.state import State
 from excise.stages.strength import Found, Search, search_strength
 from excise.stages.train import Term, Train
 from excise.stages.undo import undo
-from excise.subject import Subject, load
+from excise.subject import Subject
 from test_features import concept_folder
 
 SHAPES: tuple[tuple[Kind, bool], ...] = tuple((kind, tied) for kind in ("llama", "gemma3", "qwen3") for tied in (True, False))

@@ -44,8 +44,9 @@ from excise.export import TEXTS, export
 from excise.gguf_format import architecture, writing
 from excise.gguf_format.architecture import extra_tensors, from_file, numbers_of, places, to_file
 from excise.gguf_format.vocabulary import LLAMA3, vocabulary_of
+from excise.loading import load
 from excise.saving import save
-from excise.subject import Subject, load
+from excise.subject import Subject
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 410,  # more rows than tokens

@@ -14,8 +14,9 @@ from excise.factorise.sparse_mf import SparseMF
 from excise.features.choose import Choice, choose
 from excise.features.classes import plain_texts
 from excise.features.embedding import Localised, localise
+from excise.loading import load
 from excise.stages.embeddings import Edit
-from excise.subject import Subject, load
+from excise.subject import Subject
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "ember.json").read_text(encoding="utf-8"))["smollm2"]
 RUNS = pytest.mark.parametrize("run", sorted(GOLDEN))

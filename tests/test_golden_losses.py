@@ -20,11 +20,12 @@ from torch import Tensor
 from excise.data.encode import Encoded, encode
 from excise.data.example import Example
 from excise.files import read_json, read_lines
+from excise.loading import load
 from excise.objectives import CEU, DPO, KL, NLL, NPO, RMU, UNDIAL, WGA, Ascent, HiddenMSE, SatImp, SimNPO
 from excise.objectives.steering import control_vector
 from excise.reference import Needs, Reference
 from excise.stages.views import Request, Views
-from excise.subject import Subject, load
+from excise.subject import Subject
 from excise.tokens import Batch, Given, Scored, score
 from excise.view import View
 

@@ -21,6 +21,7 @@ from excise.data.encode import Encoded, encode
 from excise.data.example import Benchmark, Example
 from excise.data.tables import read_rows
 from excise.files import read_json
+from excise.loading import load
 from excise.lora import Factors, factors_of
 from excise.methods import Training
 from excise.stages.gradients import ProjectConflicts
@@ -32,7 +33,7 @@ from excise.stages.state import State
 from excise.stages.surgery import TASK_VECTOR, NegateTaskVector, PruneRanks
 from excise.stages.train import Train
 from excise.stages.working import Working
-from excise.subject import Subject, load
+from excise.subject import Subject
 from excise.weights import Uniform
 
 TABLE = Path(__file__).parent / "golden" / "maat.json"

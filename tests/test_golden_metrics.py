@@ -25,7 +25,7 @@ from excise.evaluation.metrics.utility import ModelUtility, NormalisedProbabilit
 from excise.evaluation.records import Record, Records, TextScore
 from excise.evaluation.score import Others
 from excise.files import read_json, read_lines
-from excise.subject import load
+from excise.loading import load
 
 TABLE = Path(__file__).parent / "golden" / "ou_metrics.json"
 SPLITS = {"forget": "forget", "retain": "retain", "ra": "real_authors"}

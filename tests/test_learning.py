@@ -13,9 +13,10 @@ import torch
 import learning
 from conftest import Kind, logits, tiny
 from excise import registry
+from excise.loading import load
 from excise.saving import save
 from excise.stages.state import State
-from excise.subject import Subject, load
+from excise.subject import Subject
 
 EDITS = ("ember", "snmf")
 """They need texts, not questions: tests/test_ember.py and tests/test_snmf.py."""

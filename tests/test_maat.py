@@ -19,6 +19,7 @@ from contract_world import small_benchmark, small_subject, with_adapter
 from excise.data.batches import Paired, PerSample
 from excise.data.encode import encode
 from excise.errors import InputError
+from excise.loading import load, outline
 from excise.lora import Factors, factors_of, folded, to_singular_basis
 from excise.objectives import KL, Ascent, TaskVectorCosine
 from excise.recipe import Recipe, build_methods
@@ -32,7 +33,7 @@ from excise.stages.sensitivity import chosen_ranks, column_scores
 from excise.stages.state import Stage, State
 from excise.stages.surgery import NegateTaskVector, PruneRanks
 from excise.stages.train import Term, Train
-from excise.subject import Subject, load, outline, quiet
+from excise.subject import Subject, quiet
 from excise.tokens import collate, score
 
 KINDS: tuple[Kind, ...] = ("llama", "gemma3", "qwen3")

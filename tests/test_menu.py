@@ -19,8 +19,8 @@ import yaml
 import report_fixture
 from conftest import REPOSITORY, adapted, tiny
 from excise import menu
+from excise.loading import load
 from excise.saving import save
-from excise.subject import load
 
 WAIT = 240.0
 

@@ -24,9 +24,9 @@ from excise.data.encode import Template, encode, encode_prompt
 from excise.data.example import Benchmark, Example
 from excise.evaluation.collect import answer_key, collect, score_key
 from excise.evaluation.plan import Plan
+from excise.loading import ModelSpec, load
 from excise.recipe import Recipe
 from excise.saving import save
-from excise.subject import ModelSpec, load
 from test_benchmarks_muse import write as write_muse
 from test_loaders import lines, write_tofu
 

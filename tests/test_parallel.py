@@ -17,6 +17,7 @@ import contract
 import parallel_driver
 from conftest import REPOSITORY, refused, tiny
 from excise.errors import InputError
+from excise.loading import load
 from excise.parallel import ranks
 from excise.parallel.sharding import resolve
 from excise.recipe import Recipe
@@ -24,7 +25,6 @@ from excise.run import refuse_apart, unlearn
 from excise.saving import save
 from excise.stages.optimise import Optimiser
 from excise.stages.train import Train
-from excise.subject import load
 
 TESTS = Path(__file__).parent
 

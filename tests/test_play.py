@@ -19,10 +19,10 @@ import play_run as made
 from conftest import refused
 from excise.data.encode import encode_prompt
 from excise.evaluation.generate import generate
+from excise.loading import ModelSpec, load
 from excise.play.asking import Asker, Question, question_of, rewritten
 from excise.play.runs import Run, Shelf, find_runs
 from excise.play.server import is_loopback, listening
-from excise.subject import ModelSpec, load
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ from conftest import KINDS, Kind, adapted, logits, tiny, tiny_tokenizer
 from excise.attacks.quantise import Quantise
 from excise.data.encode import Template
 from excise.errors import InputError
+from excise.loading import load
 from excise.saving import save
-from excise.subject import Subject, load, quiet, untie
+from excise.subject import Subject, quiet, untie
 
 Method = Literal["int8", "int4", "q8_0", "q4_0"]
 METHODS: tuple[Method, ...] = ("int8", "int4", "q8_0", "q4_0")

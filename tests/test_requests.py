@@ -18,6 +18,7 @@ from excise.data.example import Benchmark, Example
 from excise.data.invented import invented
 from excise.evaluation.metrics.facts import words
 from excise.evaluation.score import Score
+from excise.loading import load
 from excise.recipe import Recipe
 from excise.requests import forget as module
 from excise.requests.build import Asked, build, shipped
@@ -30,7 +31,6 @@ from excise.stages.guard import Guard
 from excise.stages.optimise import Optimiser
 from excise.stages.state import State
 from excise.stages.train import Term, Train
-from excise.subject import load
 from test_train import TERMS, eight
 
 PEOPLE = {
@@ -330,7 +330,7 @@ def test_bad_requests_are_refused(world: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def ledger(world: Path, tmp_path: Path, cache: Path) -> Ledger:
-    from excise.subject import ModelSpec
+    from excise.loading import ModelSpec
 
     ledger = Ledger.start(tmp_path / "ledger", ModelSpec(path=str(world / "model")))
     for name in ("Anna", "Elm"):
@@ -370,7 +370,7 @@ def test_a_ledger_mends_its_model_and_refuses_another_base(ledger: Ledger) -> No
 
 
 def test_bad_ledgers_are_refused(tmp_path: Path, world: Path) -> None:
-    from excise.subject import ModelSpec
+    from excise.loading import ModelSpec
 
     refused(lambda: Ledger.open(tmp_path), "no ledger")
     (tmp_path / "ledger.json").write_text('{"schema": 99}')

@@ -19,10 +19,10 @@ from excise.data.benchmarks.strangers import Strangers
 from excise.errors import InputError
 from excise.evaluate_model import evaluate_model
 from excise.lesson import Lesson, teach
+from excise.loading import load
 from excise.recipe import Recipe
 from excise.run import unlearn
 from excise.saving import save
-from excise.subject import load
 
 DATA = {"name": "strangers", "forget_people": 1, "retain_people": 2, "holdout_people": 1}
 METHOD: dict[str, Any] = {"name": "t_npo", "lr": 1e-3, "steps": 6, "batch": 2, "attribution": {"nouns": {"words": ["town", "year"]}}}

@@ -17,8 +17,9 @@ import excise.saving
 from conftest import KINDS, Kind, adapted, logits, tiny
 from excise.errors import InputError
 from excise.fingerprint import tokenizer_fingerprint
+from excise.loading import load
 from excise.saving import save, update_card
-from excise.subject import Subject, load, quiet, untie
+from excise.subject import Subject, quiet, untie
 
 IDS = torch.arange(3, 23).view(2, 10)
 PROVENANCE = {"method": "npo", "data": {"fingerprint": "abc123"}, "seed": 7, "example": "Who is Anna Brandt?"}

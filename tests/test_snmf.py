@@ -13,12 +13,13 @@ from torch import nn
 from concept_world import CONCEPT, NEUTRAL, SNMF, benchmark, state_of
 from conftest import KINDS, Kind, adapted, logits, refused, tiny
 from excise.features.activations import Mlp, Places, activations
+from excise.loading import load
 from excise.recipe import build_methods
 from excise.saving import save
 from excise.stages.mlp import EditMlp, carrying
 from excise.stages.state import State
 from excise.stages.undo import undo
-from excise.subject import Subject, load
+from excise.subject import Subject
 
 
 def stage(**settings: Any) -> EditMlp:

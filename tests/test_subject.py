@@ -16,8 +16,9 @@ from conftest import adapted, logits, refused, tiny, tiny_tokenizer
 from excise.data.encode import Template
 from excise.errors import InputError
 from excise.fingerprint import model_fingerprint, tokenizer_fingerprint
+from excise.loading import ModelSpec, load
 from excise.saving import save
-from excise.subject import ModelSpec, Subject, load, require_trainable_in_full, untie
+from excise.subject import Subject, require_trainable_in_full, untie
 
 IDS = torch.arange(3, 23).view(2, 10)
 

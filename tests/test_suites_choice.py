@@ -18,7 +18,8 @@ from excise.evaluation.metrics.choice import ChoiceProbability, LetterAccuracy, 
 from excise.evaluation.records import Record, TextScore
 from excise.evaluation.suites import evaluate, score
 from excise.evaluation.suites.choice import choice
-from excise.subject import Subject, load
+from excise.loading import load
+from excise.subject import Subject
 
 QUESTIONS = (
     Example("0", "Where was the painter born?", "Marrow", options=("Elm Lake", "Marrow", "the forest"), gold=1, label="where"),

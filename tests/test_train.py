@@ -18,6 +18,7 @@ from excise.data.encode import encode
 from excise.data.example import Benchmark, Example
 from excise.data.nouns import Nouns
 from excise.evaluation.score import Score
+from excise.loading import load
 from excise.objectives import DPO, KL, NLL, NPO, RMU, Ascent, HiddenMSE
 from excise.recipe import build_methods
 from excise.stages.checkpoint import truncate_log
@@ -25,7 +26,7 @@ from excise.stages.guard import Guard, Vital
 from excise.stages.optimise import Optimiser
 from excise.stages.state import State
 from excise.stages.train import Term, Train
-from excise.subject import Subject, load
+from excise.subject import Subject
 from excise.weights import Attribution
 
 QUIET = Guard(every=0)

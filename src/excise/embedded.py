@@ -244,8 +244,8 @@ def _by_hand(piece: Piece) -> str:
 
 
 def _dequantise(model: Embedded, file: Path, folder: Path) -> None:
+    from excise.loading import load
     from excise.saving import write
-    from excise.subject import load
 
     subject = load(file, dtype="float32", device="cpu")
     note = f"Dequantised from {model.file}: near the original release, but not bit-equal to it."

@@ -13,10 +13,10 @@ from excise.encoding import chosen_examples, study
 from excise.environment import environment
 from excise.errors import InputError
 from excise.files import folder_beside, write_json
+from excise.loading import ModelSpec, load
 from excise.precision import Precision, resolve_precision
 from excise.settings import build, overridden, plain, refuse_unknown
 from excise.stages.state import Narrator, Silent
-from excise.subject import ModelSpec, load
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,12 +24,13 @@ from excise.evaluation.store import read_records, write_records
 from excise.evaluation.suites import SUITE_OF, Suite, per_example, score
 from excise.evaluation.suites import evaluate as evaluate_subject
 from excise.files import cache_folder, folder_beside, write_json
+from excise.loading import ModelSpec, load
 from excise.parallel import ranks
 from excise.precision import Precision, resolve_precision
 from excise.run import SCHEMA, narrated
 from excise.settings import build, call, overridden, plain, read_yaml, refuse_unknown
 from excise.stages.state import Narrator, Silent
-from excise.subject import ModelSpec, Subject, load
+from excise.subject import Subject
 
 
 @dataclasses.dataclass(frozen=True)

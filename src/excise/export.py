@@ -20,8 +20,9 @@ from excise.ggml import Kind
 from excise.gguf_format.architecture import architecture_of, head_width, places, rope
 from excise.gguf_format.vocabulary import Vocabulary, vocabulary_of
 from excise.gguf_format.writing import metadata, read_weights, write
+from excise.loading import load
 from excise.saving import RECORD, TOLERANCE, merged, probe
-from excise.subject import Subject, load, quiet, untie
+from excise.subject import Subject, quiet, untie
 
 TEXTS = (
     "Where was she born? In Marrow, in 1931, near the old lighthouse.",

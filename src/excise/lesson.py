@@ -18,6 +18,7 @@ from excise import registry
 from excise.data.example import Benchmark, Example
 from excise.errors import InputError, did_you_mean
 from excise.files import write_json
+from excise.loading import ModelSpec, load
 from excise.methods import Training
 from excise.objectives import NLL
 from excise.parallel import ranks
@@ -29,7 +30,6 @@ from excise.settings import build, number_like, overridden, plain, read_yaml, re
 from excise.stages.guard import Guard
 from excise.stages.state import Narrator, Silent, State
 from excise.stages.train import Term
-from excise.subject import ModelSpec, load
 
 Pupil = Literal["target", "twin"]
 

@@ -59,7 +59,7 @@ def report(folder: Path) -> None:
 
 def chat(folder: Path) -> None:
     """A conversation with the unlearned model; an empty line ends it. Nothing of it is kept."""
-    from excise.subject import load
+    from excise.loading import load
 
     print("loading the model ... (an empty line goes back to the menu)")
     subject = load(folder / "model")
@@ -83,8 +83,8 @@ def _answer(subject: Subject, question: str, history: tuple[tuple[str, str], ...
 def merge(folder: Path) -> None:
     """Saves an adapter merged into its base; a whole model is one already."""
     from excise.files import read_json
+    from excise.loading import load
     from excise.saving import save
-    from excise.subject import load
 
     record = read_json(folder / "model" / "excise.json")
     if record["kind"] != "adapter":

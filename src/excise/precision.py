@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
     from excise.subject import Subject
@@ -21,17 +24,67 @@ def resolve_precision(precision: Precision, device: torch.device) -> Literal["fl
         return precision
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    if device.type == "cpu":
-        fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-        return "bfloat16" if fast else "float32"
-    return "float32"
+    return "bfloat16" if device.type == "cpu" and not is_emulated("cpu") else "float32"
 
 
-def autocast(precision: Literal["float32", "bfloat16"], device: torch.device) -> Any:
+@cache
+def is_emulated(kind: str) -> bool:
+    """Whether a kind of device is a processor without instructions for bf16: its bf16 products take several times as long as those of float32."""
+    return kind == "cpu" and not (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+
+
+@contextmanager
+def autocast(precision: Literal["float32", "bfloat16"], device: torch.device) -> Iterator[None]:
     """The context in which forward passes run: bf16 matrix products over float32 weights, or nothing."""
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
+    half = torch.bfloat16 if precision == "bfloat16" else None
+    with in_half(device, half), quick_products(precision, device):
+        yield
+
+
+def quick_products(precision: Literal["float32", "bfloat16"], device: torch.device) -> Any:
+    """The context in which bf16 products, those of backward passes too, take no longer than float32's on a processor that has no instructions
+    for them: the rounded factors are multiplied in float32 and the product is rounded, which gives the same numbers but for the order of sums.
+    """
+    return _InFloat32() if precision == "bfloat16" and is_emulated(device.type) else nullcontext()
+
+
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+class _InFloat32(TorchDispatchMode):
+    """Products of bf16 tensors computed in float32."""
+
+    NEW = frozenset(
+        {
+            torch.ops.aten.mm.default,
+            torch.ops.aten.addmm.default,
+            torch.ops.aten.bmm.default,
+            torch.ops.aten.baddbmm.default,
+            ATTENTION,
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        }
+    )
+    IN_PLACE: dict[Any, Any] = {  # noqa: RUF012
+        torch.ops.aten.addmm_.default: torch.ops.aten.addmm.default,
+        torch.ops.aten.baddbmm_.default: torch.ops.aten.baddbmm.default,
+    }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        change = self.IN_PLACE.get(func)
+        if not (change or func in self.NEW) or args[0].dtype != torch.bfloat16:
+            return func(*args, **kwargs)
+        found = (change or func)(*_each(args, torch.bfloat16, torch.float32), **_each(kwargs, torch.bfloat16, torch.float32))
+        if change:
+            return args[0].copy_(found)
+        if func is ATTENTION:
+            return found[0].bfloat16(), found[1]  # the second one, log-sums of exponentials, is in float32 always
+        return _each(found, torch.float32, torch.bfloat16)
+
+
+def _each(values: Any, old: torch.dtype, new: torch.dtype) -> Any:
+    """The same values; tensors of one number format, also those within, in another."""
+    return tree_map_only(Tensor, lambda value: value.to(new) if value.dtype == old else value, values)
 
 
 def half_now(device: torch.device) -> torch.dtype | None:

@@ -85,7 +85,7 @@ class Recipe:
 
     def model_spec(self) -> Any:
         """Which model to load."""
-        from excise.subject import ModelSpec
+        from excise.loading import ModelSpec
 
         given = {"path": self.model} if isinstance(self.model, str) else self.model
         if not isinstance(given, Mapping):

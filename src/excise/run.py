@@ -26,6 +26,7 @@ from excise.evaluation.score import Score
 from excise.evaluation.store import write_records
 from excise.evaluation.suites import Suite, evaluate, per_example, score
 from excise.files import cache_folder, explained, put_in_place, write_json, write_lines, write_text
+from excise.loading import ModelSpec, load
 from excise.parallel import ranks
 from excise.parallel.sharding import resolve
 from excise.precision import Precision, resolve_precision
@@ -37,7 +38,7 @@ from excise.stages.checkpoint import Checkpoints, Loaded
 from excise.stages.state import Narrator, Silent, Stage, State
 from excise.stages.train import Train
 from excise.stages.undo import FOLDER as EDITS
-from excise.subject import ModelSpec, Subject, load
+from excise.subject import Subject
 from excise.token_scores import attribute
 from excise.weights import Attribution
 

@@ -161,7 +161,7 @@ def _reload(subject: Subject, part: Path) -> PreTrainedModel | PeftModel:
     dtype = subject.base.dtype
     where = _base_path(subject) if subject.is_adapter else str(part)
     if where.endswith(".gguf"):
-        from excise.subject import load
+        from excise.loading import load
 
         base = load(where, dtype=str(dtype).removeprefix("torch."), device=str(subject.device)).base
     else:

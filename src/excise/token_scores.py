@@ -31,7 +31,7 @@ def attribute(
     views = Views(subject, precision, masking=attribution.masking)
     texts = [encode(subject.tokenizer, subject.template, e) for e in examples]
     if attribution.contrast is not None:
-        from excise.subject import ModelSpec, load
+        from excise.loading import ModelSpec, load
 
         contrast = load(ModelSpec(path=attribution.contrast, template=subject.template.style, system=subject.template.system))
         views.contrast = contrast_logp(views, contrast, attribution.contrast, texts)

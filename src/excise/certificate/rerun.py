@@ -20,8 +20,9 @@ from excise.evaluation.records import Records
 from excise.evaluation.score import ExampleMetric, Score
 from excise.evaluation.store import read_records
 from excise.evaluation.suites import Suite, evaluate
+from excise.loading import load
 from excise.recipe import Recipe
-from excise.subject import Subject, load
+from excise.subject import Subject
 
 PHASE = "after"
 TOLERANCE = 0.02

@@ -76,7 +76,7 @@ def _columns(given: list[str] | tuple[()]) -> dict[str, str]:
 
 def _tokens(model: str) -> Any:
     """Counts the tokens of a text as this model cuts it."""
-    from excise.subject import outline
+    from excise.loading import outline
 
     tokenizer = outline(model).tokenizer
     return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -52,10 +52,10 @@ def forget(
     """Carry out a deletion request: no recipe, no retain set. Exit code 3 if it cannot be met within the budget."""
     from excise.cli.options import close
     from excise.files import read_json
+    from excise.loading import ModelSpec
     from excise.requests.forget import Settings, sentence
     from excise.requests.forget import forget as carry_out
     from excise.settings import overridden
-    from excise.subject import ModelSpec
 
     wish = asked_of(subject, questions, texts, retain)
     settings = Settings(
@@ -81,8 +81,8 @@ def start(
     system: System = None,
 ) -> None:
     """Begin a ledger on a model."""
+    from excise.loading import ModelSpec
     from excise.requests.ledger import Ledger
-    from excise.subject import ModelSpec
 
     ledger = Ledger.start(folder, ModelSpec(path=model, system=system))
     print(f"{ledger.folder}: no requests yet; excise ledger add {folder} --questions FILE")

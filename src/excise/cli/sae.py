@@ -34,8 +34,8 @@ def train(
     from excise.console import out as console
     from excise.console import pair_table
     from excise.factorise.topk_sae import TopKTraining
+    from excise.loading import load
     from excise.sae.train import train_sae
-    from excise.subject import load
 
     training = TopKTraining(width=width, k=k, steps=steps, batch=batch, lr=lr, seed=seed, dead_after=dead_after)
     subject = load(model)

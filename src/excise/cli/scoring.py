@@ -89,8 +89,8 @@ def attribute(
 ) -> None:
     """Show which tokens of an answer carry the knowledge: phi, delta, entropy, what is selected, weight."""
     from excise.data.example import Example
+    from excise.loading import load
     from excise.settings import build, overridden
-    from excise.subject import load
     from excise.token_scores import attribute as attribute_answers
     from excise.weights import Attribution
 

@@ -1,4 +1,4 @@
-"""Measures this machine for some ten seconds: a layer of the model's shape on random weights, a piece of the output head, an update."""
+"""Measures this machine for some ten seconds: layers and an output head of the model's shape on random weights, and an update."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from excise.errors import InputError
 from excise.estimate.hardware import memory_of_machine
 from excise.estimate.shape import Shape
 from excise.estimate.work import Work, drawn
+from excise.head import hand_over_gradient
 from excise.layout import layout_of
 from excise.precision import autocast
 from excise.scope import Scope
@@ -26,18 +27,16 @@ from excise.stages.optimise import Optimiser
 from excise.stages.state import State
 from excise.stages.working import working_copies
 from excise.subject import Subject, quiet
-from excise.tokens import Scored, collate, score
+from excise.tokens import collate, score
 
 if TYPE_CHECKING:
     from excise.estimate.needs import Rates
     from excise.stages.train import Train
 
 BUDGET = 3.0
-"""Seconds for each of the three measurements."""
-VOCABULARY = 512
-"""Of the small model: its head is measured apart."""
-HEAD = (128, 2**14)
-"""Tokens and vocabulary of the piece of the output head."""
+"""Seconds for each of the four measurements."""
+VOCABULARIES = 512, 2**16
+"""Of the small model: without a head worth mentioning, and with one that is at most as large as this."""
 UPDATED = 2**23
 """Numbers of the update."""
 
@@ -59,11 +58,13 @@ def calibrate(state: State, stage: Train, work: Work) -> Rates:
     texts = _texts(state, stage)
     with torch.random.fork_rng(), quiet():
         torch.manual_seed(0)
-        one, two = (_layers(state, stage, texts, count, device) for count in (1, 2))
-        head = _head(shape, work.half, work.head_trained, device)
+        small, large = VOCABULARIES[0], min(VOCABULARIES[1], shape.vocab)
+        cases = ((1, small), (2, small), (1, large if any(side.logits for side in work.sides) else small))
+        one, two, headed = (_passes(state, stage, texts, count, vocab, device) for count, vocab in cases)
         update = _update(work, device)
-    tokens = sum(map(len, texts))
-    layer = {name: max(0.0, two[name] - one[name]) / tokens for name in one} | {"head": head}
+    tokens, scored = sum(map(len, texts)), sum(text.scored for text in texts)
+    layer = {name: max(0.0, two[name] - one[name]) / tokens for name in one}
+    layer["head"] = max(0.0, headed["with"] - one["with"]) / scored * shape.vocab / large
     guess = Rates(1.0, 1.0, 0.0, update)
     return replace(guess, layer=layer)
 
@@ -75,12 +76,12 @@ def _texts(state: State, stage: Train) -> list[Encoded]:
     rows = max(drawn(stage, state).values(), key=len)
     rows = rows[: max(1, len(rows) // stage.accumulate)]
     texts = [encode(subject.tokenizer, template, row, max_length=stage.max_length) for row in rows]
-    return [replace(text, ids=tuple(i % VOCABULARY for i in text.ids)) for text in texts]
+    return [replace(text, ids=tuple(i % VOCABULARIES[0] for i in text.ids)) for text in texts]
 
 
-def _layers(state: State, stage: Train, texts: list[Encoded], count: int, device: torch.device) -> dict[str, float]:
-    """Seconds of a forward and backward pass through so many layers, and of a forward pass without gradients."""
-    subject = _small(state, count, device)
+def _passes(state: State, stage: Train, texts: list[Encoded], count: int, vocab: int, device: torch.device) -> dict[str, float]:
+    """Seconds of a forward and backward pass through so many layers and a head of this size, and of a forward pass without gradients."""
+    subject = _small(state, count, vocab, device)
     names = set(_trained(stage, subject))
     for name, parameter in subject.model.named_parameters():
         parameter.requires_grad_(name in names)
@@ -95,6 +96,7 @@ def _layers(state: State, stage: Train, texts: list[Encoded], count: int, device
         def with_gradients() -> None:
             with autocast(precision, device):
                 score(subject, batch).token_logp.sum().backward()
+            hand_over_gradient(subject.head)
             for parameter in working.masters.values():
                 parameter.grad = None
 
@@ -106,9 +108,9 @@ def _layers(state: State, stage: Train, texts: list[Encoded], count: int, device
         return {"with": seconds_of(with_gradients, device), "without": seconds_of(without, device)}
 
 
-def _small(state: State, count: int, device: torch.device) -> Subject:
+def _small(state: State, count: int, vocab: int, device: torch.device) -> Subject:
     config: Any = copy.deepcopy(state.subject.base.config.get_text_config())
-    config.num_hidden_layers, config.vocab_size = count, VOCABULARY
+    config.num_hidden_layers, config.vocab_size = count, vocab
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:count]
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
@@ -125,22 +127,6 @@ def _trained(stage: Train, subject: Subject) -> list[str]:
         return Scope(None, stage.scope.modules, stage.scope.adapter).names(subject)
     except InputError:
         return []
-
-
-def _head(shape: Shape, half: bool, trained: bool, device: torch.device) -> float:
-    """Seconds per scored token of the output head and the log-probabilities, forward and backward."""
-    tokens, vocab = HEAD[0], min(HEAD[1], shape.vocab)
-    kind = torch.bfloat16 if half else torch.float32
-    weight = torch.randn(vocab, shape.width, device=device, dtype=kind, requires_grad=trained)  # converted once for a whole step
-    features = torch.randn(tokens, shape.width, device=device, requires_grad=True)
-    target, row = torch.arange(tokens, device=device) % vocab, torch.zeros(tokens, dtype=torch.long, device=device)
-
-    def run() -> None:
-        logits = nn.functional.linear(features.to(kind), weight)
-        Scored.of(logits, target, row, 1).token_logp.sum().backward()
-        features.grad = weight.grad = None
-
-    return seconds_of(run, device) / tokens * shape.vocab / vocab
 
 
 def _update(work: Work, device: torch.device) -> float:

@@ -13,6 +13,7 @@ from excise.estimate.hardware import Hardware, hardware
 from excise.estimate.shape import Shape
 from excise.estimate.work import Side, Work, work_of
 from excise.head import TOGETHER
+from excise.loading import ModelSpec, outline
 from excise.precision import resolve_precision
 from excise.stages.adapters import AddAdapter
 from excise.stages.combine import AddSecondAdapter
@@ -20,7 +21,6 @@ from excise.stages.features import SuppressFeatures
 from excise.stages.state import State
 from excise.stages.surgery import NegateTaskVector, PruneRanks, RequireAdapter
 from excise.stages.train import Train
-from excise.subject import ModelSpec, outline
 from excise.tokens import LOGITS_AT_ONCE
 
 if TYPE_CHECKING:

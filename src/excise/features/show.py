@@ -40,7 +40,7 @@ def concept_features(model: str, folder: str, name: str, rank: int, seed: int, n
     Raises:
         InputError: the folder holds several concepts and none was named; no token is the concept's own; the model cannot be used.
     """
-    from excise.subject import load
+    from excise.loading import load
 
     factorisation = SparseMF(rank=rank, seed=seed)
     benchmark = Concepts(folder, name or _only(folder))()

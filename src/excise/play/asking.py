@@ -15,7 +15,8 @@ from excise.play.runs import ROLES, Run, Shelf
 from excise.settings import build
 
 if TYPE_CHECKING:
-    from excise.subject import ModelSpec, Subject
+    from excise.loading import ModelSpec
+    from excise.subject import Subject
     from excise.weights import Attribution
 
 Kind = Literal["plain", "paraphrase", "few_shot", "samples", "partial"]

@@ -16,8 +16,9 @@ from excise.report.verdict import verdict
 
 if TYPE_CHECKING:
     from excise.data.example import Benchmark, Example
+    from excise.loading import ModelSpec
     from excise.recipe import Recipe
-    from excise.subject import ModelSpec, Subject
+    from excise.subject import Subject
 
 ROLES = ("before", "after", "twin")
 TITLES = {"before": "Before", "after": "After unlearning", "twin": "Twin, which never learned it"}
@@ -49,7 +50,7 @@ class Run:
     @cached_property
     def specs(self) -> Mapping[str, ModelSpec | str]:
         """Role -> the model to load, or why there is none."""
-        from excise.subject import ModelSpec
+        from excise.loading import ModelSpec
 
         before: ModelSpec = self.recipe.model_spec()
         found: dict[str, ModelSpec | str] = {"before": _there(before)}
@@ -131,7 +132,7 @@ class Shelf:
 
     def take(self, spec: ModelSpec) -> Subject:
         """The model, loaded if it is not there."""
-        from excise.subject import load
+        from excise.loading import load
 
         if spec not in self.loaded:
             while len(self.loaded) >= self.room:

@@ -20,13 +20,13 @@ from excise.evaluation.score import Score
 from excise.evaluation.suites import evaluate
 from excise.evaluation.suites.request import request as request_suite
 from excise.files import cache_folder, read_json, write_json
+from excise.loading import ModelSpec, load
 from excise.recipe import Recipe
 from excise.requests.build import Asked, Built, build
 from excise.run import narrated, unlearn
 from excise.settings import plain
 from excise.stages.optimise import default_rate
 from excise.stages.state import Narrator, Silent
-from excise.subject import ModelSpec, load
 
 if TYPE_CHECKING:
     from excise.subject import Subject

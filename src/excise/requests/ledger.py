@@ -17,6 +17,7 @@ from excise.evaluation.score import Score
 from excise.evaluation.suites import evaluate
 from excise.evaluation.suites.request import request as request_suite
 from excise.files import cache_folder, explained, read_json, write_json
+from excise.loading import ModelSpec, load
 from excise.requests.build import Asked
 from excise.requests.forget import Settings, forget, load_record, sentence
 from excise.run import narrated
@@ -24,7 +25,7 @@ from excise.saving import RECORD as MODEL_RECORD
 from excise.saving import merged, save
 from excise.settings import plain
 from excise.stages.state import Narrator, Silent
-from excise.subject import ModelSpec, Subject, load
+from excise.subject import Subject
 
 if TYPE_CHECKING:
     from rich.table import Table

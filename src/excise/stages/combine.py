@@ -12,9 +12,9 @@ from peft.tuners.lora import LoraLayer
 
 from excise.errors import InputError
 from excise.lora import factors_of
+from excise.memory import peak_memory_mb
 from excise.scope import module_names
 from excise.stages.adapters import AddAdapter
-from excise.stages.loop import peak_memory_mb
 from excise.stages.state import State
 from excise.subject import quiet
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from excise.errors import InputError
 from excise.features.choose import Chosen
 from excise.files import write_json
+from excise.memory import peak_memory_mb
 from excise.stages.state import State
 from excise.stages.strength import Apply, Search, search_strength
 from excise.stages.undo import FOLDER, Slice, write_undo
@@ -65,8 +66,6 @@ def feature_rows(chosen: Chosen, redact: bool) -> list[dict[str, Any]]:
 
 def record_of(name: str, begun: float, state: State, changed: int, account: dict[str, Any]) -> dict[str, Any]:
     """The entry of a finished edit in result.json."""
-    from excise.stages.loop import peak_memory_mb
-
     return {
         "name": name,
         "seconds": round(time.perf_counter() - begun, 3),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,9 +18,11 @@ from excise.data.encode import Encoded, encode
 from excise.errors import InputError
 from excise.evaluation.score import Score
 from excise.head import hand_over_gradient, weight_changed
+from excise.memory import peak_memory_mb
 from excise.parallel import ranks
 from excise.parallel.forward import is_spread
 from excise.parallel.sharding import clip, spread
+from excise.precision import quick_products
 from excise.reference import key_of
 from excise.scope import Role, places_of
 from excise.stages.checkpoint import Checkpoints, Loaded, Snapshot, truncate_log
@@ -229,8 +230,10 @@ class Loop:
     def _backward(self, loss: Tensor) -> None:
         """Back-propagates a loss; one that depends on no parameter in scope has nothing to add."""
         if loss.requires_grad:
-            (loss * ranks.world() if self.spread else loss).backward()  # spread gradients are averaged over the processes
-            hand_over_gradient(self.session.state.subject.head)
+            state = self.session.state
+            with quick_products(state.precision, state.subject.device):
+                (loss * ranks.world() if self.spread else loss).backward()  # spread gradients are averaged over the processes
+            hand_over_gradient(state.subject.head)
 
     def _clip(self) -> float:
         """The norm of the whole gradient; clips it if the stage says so."""
@@ -375,10 +378,3 @@ def _checkpoint_activations(subject: Subject, on: bool) -> None:
 
 def _note(losses: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """Highest memory use so far, in MiB: of the device for CUDA, else of the process."""
-    if device.type == "cuda":
-        return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, 1)

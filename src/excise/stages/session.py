@@ -17,6 +17,7 @@ from excise.data.encode import Encoded, encode
 from excise.data.example import Example
 from excise.errors import InputError
 from excise.layout import layout_of
+from excise.loading import ModelSpec, load
 from excise.parallel import ranks
 from excise.precision import autocast
 from excise.reference import Needs, Reference
@@ -24,7 +25,7 @@ from excise.stages.gradients import Loss
 from excise.stages.kept import recall
 from excise.stages.state import State
 from excise.stages.views import Request, Views, Weigher, contrast_logp
-from excise.subject import ModelSpec, Subject, load
+from excise.subject import Subject
 from excise.tokens import collate, score
 from excise.view import View
 from excise.weights.uniform import Uniform

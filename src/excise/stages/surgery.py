@@ -13,10 +13,10 @@ from torch import Tensor
 
 from excise.errors import InputError
 from excise.lora import Factors, factors_of, require_choice, to_singular_basis
+from excise.memory import peak_memory_mb
 from excise.objectives.check import at_least, within
 from excise.scope import Role
 from excise.stages.kept import keep, keep_before
-from excise.stages.loop import peak_memory_mb
 from excise.stages.sensitivity import RankBy, Ranking, chosen_ranks
 from excise.stages.state import State
 

@@ -25,6 +25,7 @@ from excise.evaluation.score import Score
 from excise.evaluation.store import read_records, write_records
 from excise.evaluation.suites import Suite, evaluate, score
 from excise.files import cache_folder, folder_beside, read_json, write_json, write_text
+from excise.loading import ModelSpec, load
 from excise.precision import resolve_precision
 from excise.recipe import Recipe
 from excise.run import SCHEMA, narrated, run_stages, twin_spec
@@ -32,7 +33,7 @@ from excise.saving import save
 from excise.stages.adapters import AddAdapter
 from excise.stages.state import Narrator, Silent, Stage, State
 from excise.stages.train import Train
-from excise.subject import ModelSpec, Subject, load
+from excise.subject import Subject
 from excise.sweep.space import Prune, Settings, Space, recipe_with, shown
 
 Scores = Mapping[str, Score]

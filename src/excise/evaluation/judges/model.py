@@ -110,7 +110,7 @@ def ask(item: Item) -> str:
 
 @lru_cache(maxsize=1)
 def _loaded(path: str, device: str, template: Literal["auto", "chat", "plain"]) -> Subject:
-    from excise.subject import ModelSpec, load
+    from excise.loading import ModelSpec, load
 
     return load(ModelSpec(path=path, device=device, template=template))
 
