@@ -22,8 +22,8 @@ import yaml
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from contract_world import LENGTHS, NOUN, Layout, World, small_benchmark, small_subject, synthetic_view, texts, weights_for, with_adapter
-from excise import registry
+from contract_world import LENGTHS, NOUN, World, small_benchmark, small_subject, synthetic_view, texts, weights_for, with_adapter
+from excise import attention, registry
 from excise.recipe import build_methods, expanded_methods
 from excise.run import run_stages
 from excise.settings import build, plain
@@ -33,7 +33,7 @@ from excise.stages.state import State
 from excise.stages.surgery import NegateTaskVector, PruneRanks
 from excise.stages.train import Train
 from excise.stages.undo import undo
-from excise.tokens import Given, Scored
+from excise.tokens import Given, Layout, Scored
 from excise.view import View
 
 __all__ = [
@@ -89,13 +89,16 @@ def check_objective(objective: Any) -> None:
 
 
 def check_layouts(objective: Any) -> None:
-    """Packed, padded, one by one, in parts, in another order: the same loss and the same gradient."""
+    """Packed, behind a common beginning, padded, one by one, in parts, in another order: the same loss and the same gradient."""
     world = World(getattr(objective, "layers", ()))
+    for subject in (world.now, world.then):
+        attention.install(subject.base)  # a common beginning needs it
     everything = range(len(texts()[0]))
     totals = (float(sum(t.scored for t in texts()[0])), float(len(everything)))
     ways: dict[str, list[tuple[Sequence[int], Layout, tuple[float, float] | None]]] = {
         "padded": [(everything, "padded", None)],
         "packed": [(everything, "packed", None)],
+        "common beginning": [(everything, "shared", None)],
         "another order": [([4, 1, 5, 0, 3, 2], "packed", None)],
         "totals given": [(everything, "padded", totals)],
         "one by one": [([i], "padded", totals) for i in everything],

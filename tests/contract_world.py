@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -17,13 +17,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from excise.data.encode import Encoded, Template, encode
 from excise.data.example import Benchmark, Example
 from excise.subject import Subject, quiet
-from excise.tokens import Scored, collate, score
+from excise.tokens import Layout, Scored, collate, score
 from excise.view import View
 
 WORDS = tuple(f"w{i}" for i in range(30))
 NOUN = "w3"
 """A word of every question; what a token weight that looks for words may be told to hide."""
-Layout = Literal["packed", "padded"]
 
 
 @functools.cache

@@ -50,7 +50,7 @@ def close(got: Tensor, wanted: Tensor, relative: float = 1e-6) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_predicts_what_single_texts_predict(kind: Kind, tied: bool, layout: Any) -> None:
     subject = tiny(kind, tied=tied)
-    rows = texts()
+    rows = texts() + alike()
     with torch.no_grad():
         scored = score(subject, collate(rows, layout))
         _ = scored.logits
@@ -69,7 +69,55 @@ def test_packing_is_exact_in_float64(tiny_subject: Subject) -> None:
     rows = texts()
     with torch.no_grad():
         close(score(tiny_subject, collate(rows, "packed")).logits, torch.cat([asked_directly(tiny_subject, one) for one in rows]), 1e-6)
-    assert layout_of(tiny_subject) == "packed"
+    assert layout_of(tiny_subject) == "shared"
+
+
+SHARED = ((14, 5), (6, 5), (9, 7), (30, 6), (7, 6))
+"""Lengths of texts that have their first five tokens in common, and where each one's scored tokens begin."""
+
+
+def alike() -> list[Encoded]:
+    lead = text(5, seed=1).ids
+    return [Encoded(one.id, (*lead, *one.ids[5:]), one.start, one.chars, one.text, (0, 0), (0, n)) for n, s in SHARED for one in [text(n, s)]]
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_common_beginning_stands_in_the_row_once_and_gets_the_gradient_of_all(kind: Kind, adapter: bool) -> None:
+    subject = adapted(tiny(kind)) if adapter else tiny(kind)
+    subject.model.double()
+    assert layout_of(subject) == "shared"
+    rows = alike()
+    batch = collate(rows, "shared")
+    assert batch.ids.numel() == 5 + sum(n - 5 for n, _ in SHARED)
+    assert batch.ids.flatten()[batch.here].tolist() == batch.target.tolist() == [i for one in rows for i in one.ids[one.start :]]
+    found: dict[str, tuple[Tensor, ...]] = {}
+    for name, parts in {"together": [batch], "alone": [collate([one], "padded") for one in rows]}.items():
+        subject.model.zero_grad()
+        for parameter in subject.model.parameters():
+            parameter.requires_grad_(True)
+        logp, hidden = [], []
+        for part in parts:
+            scored = score(subject, part, layers=(0,))
+            logp.append(scored.token_logp)
+            hidden.append(scored.hidden[0])
+        (torch.cat(logp) @ torch.arange(1.0, len(batch.target) + 1, dtype=torch.float64) + torch.cat(hidden).square().sum()).backward()
+        found[name] = (torch.cat(logp).detach(), torch.cat(hidden).detach(), *(cast(Tensor, p.grad) for p in subject.model.parameters()))
+    for ours, wanted in zip(found["together"], found["alone"], strict=True):
+        close(ours, wanted, 1e-7)
+
+
+def test_what_is_no_common_beginning_stands_in_the_row_as_often_as_it_occurs() -> None:
+    rows = alike()
+    for chosen in ([rows[0]], texts()):
+        assert torch.equal(collate(chosen, "shared").ids, collate(chosen, "packed").ids)
+        assert collate(chosen, "shared").before.tolist() == collate(chosen, "packed").before.tolist()
+    early = [*rows, text(4, start=1)]
+    assert collate(early, "shared").ids.numel() == sum(map(len, early)), "another beginning"
+    scored = [*rows, Encoded("s", rows[0].ids, 2, rows[0].chars, rows[0].text, (0, 0), (0, 14))]
+    assert collate(scored, "shared").ids.numel() == 2 + sum(len(one) - 2 for one in scored), "no scored token may be shared"
+    changed = collate(rows, "shared", hide=[[3], [], [], [], []], replace=1)
+    assert changed.ids.numel() == 3 + sum(len(one) - 3 for one in rows), "a hidden token in one of them"
 
 
 def test_an_adapter_is_part_of_what_is_asked(tiny_subject: Subject) -> None:

@@ -2,8 +2,9 @@
 
 Transformers takes such a row by its positions, but then attends over the whole row under a mask: for n texts that is n times
 the work. Here texts of similar length are laid side by side for the product of queries and keys, and put back afterwards;
-everything else of the model stays packed. A model takes this from :func:`install`; whatever is not packed goes to
-Transformers' own sdpa as before.
+everything else of the model stays packed. A beginning that all texts have in common (a chat template's system turn) stands in the row
+once: what a token becomes depends on the tokens before it only, so each text sees the same one. A model takes this from :func:`install`;
+whatever is not packed goes to Transformers' own sdpa as before.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class Group:
     source: Int[Tensor, " cells"]
     """For each cell of [texts, width], the token of the row that it holds; what stands in padding does not matter: it comes last."""
     cells: Int[Tensor, " tokens"]
-    """For each token of the group, its cell."""
+    """For each token of the group, its cell. The common beginning is of the first text of the first group."""
 
     @cached_property
     def padding(self) -> Int[Tensor, " padding"]:
-        """The cells that hold no token."""
+        """The cells that hold no token, or another text's copy of the common beginning."""
         empty = torch.ones(len(self.source), dtype=torch.bool, device=self.source.device)
         empty[self.cells] = False
         return empty.nonzero()[:, 0]
@@ -50,23 +51,30 @@ class Group:
 
 @dataclass(frozen=True)
 class Packing:
-    """How the texts lie in the row."""
+    """How the texts lie in the row: what is common to their beginnings, then the rest of each."""
 
     lengths: tuple[int, ...]
+    """Tokens of each text, with the common beginning."""
+    shared: int = 0
+    """Tokens of the common beginning."""
     device: torch.device = CPU
 
     def to(self, device: torch.device) -> Packing:
         """The same for tensors on another device."""
-        return Packing(self.lengths, device)
+        return Packing(self.lengths, self.shared, device)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Texts whose lengths lie within a factor of two share a group."""
-        starts = [sum(self.lengths[:i]) for i in range(len(self.lengths))]
+        starts = [self.shared + sum(self.lengths[:i]) - i * self.shared for i in range(len(self.lengths))]
         kinds: dict[int, list[int]] = {}
         for index, length in enumerate(self.lengths):
             kinds.setdefault((length - 1).bit_length(), []).append(index)
-        return tuple(_group([starts[i] for i in members], [self.lengths[i] for i in members], self.device) for _, members in sorted(kinds.items()))
+        found: list[Group] = []
+        for _, members in sorted(kinds.items()):
+            spans = [(starts[i], self.lengths[i] - self.shared) for i in members]
+            found.append(_group(spans, self.shared, not found, self.device))
+        return tuple(found)
 
     @cached_property
     def order(self) -> Int[Tensor, " tokens"]:
@@ -77,11 +85,13 @@ class Packing:
         return order
 
 
-def _group(starts: Sequence[int], lengths: Sequence[int], device: torch.device) -> Group:
-    width = max(lengths)
-    source = torch.cat([torch.cat([torch.arange(s, s + n), torch.full((width - n,), s)]) for s, n in zip(starts, lengths, strict=True)])
-    cells = torch.cat([torch.arange(n) + i * width for i, n in enumerate(lengths)])
-    return Group(len(lengths), width, source.to(device), cells.to(device))
+def _group(spans: Sequence[tuple[int, int]], shared: int, first: bool, device: torch.device) -> Group:
+    """The texts whose own tokens lie in these spans (start and length), behind their common beginning."""
+    width = shared + max(length for _, length in spans)
+    beginning = torch.arange(shared)
+    source = torch.cat([torch.cat([beginning, start + torch.arange(n), torch.zeros(width - shared - n, dtype=torch.long)]) for start, n in spans])
+    cells = torch.cat([i * width + shared + torch.arange(n) for i, (_, n) in enumerate(spans)])
+    return Group(len(spans), width, source.to(device), (torch.cat([beginning, cells]) if first else cells).to(device))
 
 
 class _Spread(torch.autograd.Function):
@@ -94,7 +104,13 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _gathered(ctx.packing, gradients), None
+        packing: Packing = ctx.packing
+        rows = _gathered(packing, gradients)
+        if packing.shared:  # every text of every group has read the common beginning
+            laid = zip(gradients, packing.groups, strict=True)
+            parts = [part.view(group.texts, group.width, -1)[:, : packing.shared].sum(0) for part, group in laid]
+            rows[: packing.shared] = sum(parts[1:], parts[0])
+        return rows, None
 
 
 class _Gather(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,16 +12,16 @@ from excise import attention
 from excise.data.encode import Encoded
 from excise.errors import InputError
 from excise.precision import evaluating
-from excise.tokens import collate, collate_shared, score
+from excise.tokens import Layout, collate, collate_shared, score
 
 if TYPE_CHECKING:
     from excise.subject import Subject
 
-_layouts: weakref.WeakKeyDictionary[nn.Module, Literal["packed", "padded"]] = weakref.WeakKeyDictionary()
+_layouts: weakref.WeakKeyDictionary[nn.Module, Layout] = weakref.WeakKeyDictionary()
 
 
-def layout_of(subject: Subject) -> Literal["packed", "padded"]:
-    """``packed`` where a packed row gives the same predictions as single rows, else ``padded``. Tried once per model.
+def layout_of(subject: Subject) -> Layout:
+    """``shared`` or ``packed`` where such a row gives the same predictions as single rows, else ``padded``. Tried once per model.
 
     The same probe makes sure that our output head is the model's own, and refuses a model where it is not.
     """
@@ -39,15 +39,16 @@ def same_layout(copied: nn.Module, original: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _probe_layout(subject: Subject) -> Literal["packed", "padded"]:
+def _probe_layout(subject: Subject) -> Layout:
     size = min(subject.base.config.get_text_config().vocab_size, 200)
+    lead = tuple((5 * i) % size for i in range(3))
     probe = [
-        Encoded(id=str(n), ids=tuple((7 * n + 3 * i) % size for i in range(n)), start=1, chars=(), text="", question=(0, 0), answer=(0, 0))
+        Encoded(id=str(n), ids=(*lead, *((7 * n + 3 * i) % size for i in range(n))), start=3, chars=(), text="", question=(0, 0), answer=(0, 0))
         for n in (11, 6, 13)
     ]
     with evaluating(subject.model):
         single = torch.cat([score(subject, collate([text], "padded")).logits for text in probe])
-        own: list[Any] = [subject.base(input_ids=torch.tensor([text.ids], device=subject.device), use_cache=False).logits[0, :-1] for text in probe]
+        own: list[Any] = [subject.base(input_ids=torch.tensor([text.ids], device=subject.device), use_cache=False).logits[0, 2:-1] for text in probe]
         scale = float(single.abs().max()) or 1.0
         tolerance = (1e-4 if single.dtype in (torch.float32, torch.float64) else 5e-2) * scale
         if (torch.cat(own) - single).abs().max() > tolerance:
@@ -55,11 +56,14 @@ def _probe_layout(subject: Subject) -> Literal["packed", "padded"]:
                 f"{subject.source}: this architecture ({type(subject.base).__name__}) treats its output logits in a way that "
                 "excise does not know, so its probabilities would be wrong; please report it"
             )
-        for packs in (attention.install, attention.remove):
+        cases: list[tuple[Any, Layout]] = [(attention.install, "shared"), (attention.install, "packed"), (attention.remove, "packed")]
+        for packs, layout in cases:
             packs(subject.base)
-            packed = score(subject, collate(probe, "packed")).logits
-            if (packed - single).abs().max() <= tolerance:
-                return "packed"
+            if layout == "shared" and subject.base.config._attn_implementation != attention.NAME:
+                continue
+            together = score(subject, collate(probe, layout)).logits
+            if (together - single).abs().max() <= tolerance:
+                return layout
         return "padded"
 
 

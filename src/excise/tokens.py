@@ -214,6 +214,10 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
+Layout = Literal["packed", "shared", "padded"]
+"""How several texts lie in one batch: see :func:`collate`."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Encoded texts as tensors, either packed into one row or padded on the right."""
@@ -231,7 +235,7 @@ class Batch:
     row: Int[Tensor, " n"]
     rows: int
     packing: Packing | None = None
-    """How the texts of a packed row lie in it."""
+    """How the texts of a packed row lie in it, one behind the other or behind a common beginning."""
 
     def to(self, device: torch.device) -> Batch:
         if self.ids.device == device:
@@ -242,7 +246,7 @@ class Batch:
 
 def collate(
     texts: Sequence[Encoded],
-    layout: Literal["packed", "padded"] = "packed",
+    layout: Layout = "packed",
     hide: Sequence[Sequence[int]] | None = None,
     replace: int | Sequence[Sequence[int]] | None = None,
 ) -> Batch:
@@ -250,7 +254,8 @@ def collate(
 
     Args:
         texts: at least one.
-        layout: ``packed`` joins all into one row; ``padded`` gives each its own, padded on the right.
+        layout: ``packed`` joins all into one row; ``shared`` too, and what all have in common before their first scored token stands there
+            once; ``padded`` gives each its own, padded on the right.
         hide: for each text, indices of tokens that no token may attend to (positions stay). Needs ``padded``,
             unless ``replace`` is given. The first token of a text is never hidden: it is the attention sink, and
             a token with nothing to attend to has no defined output.
@@ -263,14 +268,15 @@ def collate(
             for i, piece in zip(hidden, pieces, strict=True):
                 tokens[i] = piece if i > 0 else tokens[i]
         hide = None
-    if hide is not None and layout == "packed":
+    if hide is not None and layout != "padded":
         raise ValueError("hiding tokens by attention needs the padded layout")
     lengths = [len(text) for text in texts]
     starts = [text.start for text in texts]
-    if layout == "packed":
-        offsets = [sum(lengths[:i]) for i in range(len(texts))]
-        grid = torch.tensor([[i for tokens in ids for i in tokens]])
-        positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    common = _common(ids, min(starts)) if layout == "shared" else 0
+    if layout != "padded":
+        offsets = [sum(lengths[:i]) - i * common for i in range(len(texts))]
+        grid = torch.tensor([[*ids[0][:common], *(i for tokens in ids for i in tokens[common:])]])
+        positions = torch.cat([torch.arange(common), *(torch.arange(common, n) for n in lengths)])[None]
         mask = None
     else:
         width = max(lengths)
@@ -282,9 +288,27 @@ def collate(
             for i in hidden:
                 mask[line, i] = 0 if i > 0 else 1
     here = torch.cat([torch.arange(o + s, o + n) for o, s, n in zip(offsets, starts, lengths, strict=True)])
+    before = here - 1
+    if common:  # what predicts the first token after it is its last one
+        first = torch.cat([torch.arange(s, n) == common for s, n in zip(starts, lengths, strict=True)])
+        before[first] = common - 1
     target = torch.tensor([i for text in texts for i in text.ids[text.start :]])
     row = torch.cat([torch.full((n - s,), i) for i, (s, n) in enumerate(zip(starts, lengths, strict=True))])
-    return Batch(grid, positions, mask, here - 1, here, target, row, len(texts), Packing(tuple(lengths)) if layout == "packed" else None)
+    packing = None if layout == "padded" else Packing(tuple(lengths), common)
+    return Batch(grid, positions, mask, before, here, target, row, len(texts), packing)
+
+
+def row_length(texts: Sequence[Encoded]) -> int:
+    """Tokens of the row in which these texts stand behind their common beginning."""
+    common = _common([text.ids for text in texts], min(text.start for text in texts))
+    return sum(map(len, texts)) - common * (len(texts) - 1)
+
+
+def _common(ids: Sequence[Sequence[int]], most: int) -> int:
+    """Length of what all texts begin with, at most ``most``; 0 for a single one."""
+    if len(ids) == 1:
+        return 0
+    return next((i for i, column in enumerate(zip(*(tokens[:most] for tokens in ids), strict=True)) if len(set(column)) > 1), most)
 
 
 def collate_shared(groups: Sequence[Sequence[Encoded]]) -> Batch:

@@ -27,7 +27,7 @@ from excise.stages.optimise import Optimiser
 from excise.stages.state import State
 from excise.stages.working import working_copies
 from excise.subject import Subject, quiet
-from excise.tokens import collate, score
+from excise.tokens import collate, row_length, score
 
 if TYPE_CHECKING:
     from excise.estimate.needs import Rates
@@ -62,7 +62,7 @@ def calibrate(state: State, stage: Train, work: Work) -> Rates:
         cases = ((1, small), (2, small), (1, large if any(side.logits for side in work.sides) else small))
         one, two, headed = (_passes(state, stage, texts, count, vocab, device) for count, vocab in cases)
         update = _update(work, device)
-    tokens, scored = sum(map(len, texts)), sum(text.scored for text in texts)
+    tokens, scored = row_length(texts), sum(text.scored for text in texts)
     layer = {name: max(0.0, two[name] - one[name]) / tokens for name in one}
     layer["head"] = max(0.0, headed["with"] - one["with"]) / scored * shape.vocab / large
     guess = Rates(1.0, 1.0, 0.0, update)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from excise.data.encode import Template, encode
+from excise.data.encode import Encoded, Template, encode
 from excise.data.example import Example
 from excise.objectives.distance import KL
 from excise.stages.optimise import Kind
 from excise.stages.session import TOGETHER
 from excise.stages.state import State
 from excise.stages.train import Term, Train
+from excise.tokens import row_length
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Side:
     """What runs in one forward pass: a micro-batch of one side, or of both."""
 
     tokens: int
+    """Of the row, in which the texts have their common beginning once."""
     scored: int
     logits: bool
     """Whether logits are looked at."""
@@ -119,6 +121,7 @@ def _sides(stage: Train, state: State) -> tuple[Side, ...]:
     subject = state.subject
     template = Template(subject.template.style, subject.template.system)
     found: list[Side] = []
+    members: list[Encoded] = []
     for side, examples in drawn(stage, state).items():
         terms = [term for term in stage.active_terms if term.data == side]
         texts = [encode(subject.tokenizer, template, example, max_length=stage.max_length) for example in examples]
@@ -130,21 +133,22 @@ def _sides(stage: Train, state: State) -> tuple[Side, ...]:
         whole = sum(isinstance(term.objective, KL) or "logits" in term.reads_reference for term in terms)
         copies = 2 if any(term.needs_alternative for term in terms) else 1
         one = Side(
-            copies * (sum(map(len, texts)) // parts),
+            row_length(texts[: -(-len(texts) // parts)] * copies),
             copies * scored,
             any(t.needs_logits for t in terms),
             float(whole),
             max(map(len, texts)),
         )
         found += [one] * parts
+        members += texts * copies
     together = getattr(stage.gradients, "together", False) and stage.accumulate == 1 and len(found) == 2
-    return (_joined(*found),) if together and sum(side.tokens for side in found) <= TOGETHER else tuple(found)
+    return (_joined(*found, row_length(members)),) if together and sum(map(len, members)) <= TOGETHER else tuple(found)
 
 
-def _joined(a: Side, b: Side) -> Side:
+def _joined(a: Side, b: Side, tokens: int) -> Side:
     scored = a.scored + b.scored
     whole = (a.scored * a.whole + b.scored * b.whole) / max(1, scored)
-    return Side(a.tokens + b.tokens, scored, a.logits or b.logits, whole, max(a.longest, b.longest))
+    return Side(tokens, scored, a.logits or b.logits, whole, max(a.longest, b.longest))
 
 
 def _reference(stage: Train) -> Literal["none", "logp", "logits", "hidden"]:
