@@ -142,7 +142,7 @@ def _sides(stage: Train, state: State) -> tuple[Side, ...]:
         found += [one] * parts
         members += texts * copies
     together = getattr(stage.gradients, "together", False) and stage.accumulate == 1 and len(found) == 2
-    return (_joined(*found, row_length(members)),) if together and sum(map(len, members)) <= TOGETHER else tuple(found)
+    return (_joined(found[0], found[1], row_length(members)),) if together and sum(map(len, members)) <= TOGETHER else tuple(found)
 
 
 def _joined(a: Side, b: Side, tokens: int) -> Side:
