@@ -243,6 +243,7 @@ def worker(arguments: argparse.Namespace) -> dict[str, Any]:
         "peak_mb": peak,
         "losses": [row["loss"] for row in rows],
         "torch": torch.__version__,
+        "cpu": f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
     }
     if arguments.side == "excise" and method != "rmu":
         found["limit"] = products(subject, int(best["tokens"]), precision, trained=form == "full") / best["seconds"]
