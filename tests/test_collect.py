@@ -21,6 +21,7 @@ from excise.evaluation import predict
 from excise.evaluation.collect import Plan, collect, read_records, write_records
 from excise.evaluation.generate import Drawn, alike, generate, left_padded, stop_ids
 from excise.evaluation.records import Record, Records, TextScore
+from excise.layout import layout_of
 from excise.loading import load
 from excise.subject import Subject
 
@@ -282,6 +283,32 @@ def test_rows_that_have_ended_are_left_out_and_the_others_say_the_same(kind: Kin
     assert said == [str(subject.tokenizer.decode(whole, skip_special_tokens=True)) for whole in wholes]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_prompts_begin_with_is_read_once(kind: Kind, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = tiny(kind, seed=5)
+    drawn = torch.Generator().manual_seed(0)
+    lead = torch.randint(10, 250, (13,), generator=drawn).tolist()
+    prompts = [[*lead, *torch.randint(10, 250, (1 + 3 * (i % 4),), generator=drawn).tolist()] for i in range(16)]
+    monkeypatch.setitem(globals(), "stop_ids", lambda subject: ())
+    stops = tuple({greedy_loop(subject, ids, 12)[1 + i] for i, ids in enumerate(prompts[:10])})
+    monkeypatch.setattr(generation, "stop_ids", lambda subject: stops)
+    monkeypatch.setitem(globals(), "stop_ids", lambda subject: stops)
+    if not kept:
+        monkeypatch.setattr(generation, "DynamicCache", int)
+    assert layout_of(subject) == "shared"
+    read: list[tuple[int, ...]] = []
+    watch = subject.embedding.register_forward_pre_hook(lambda m, args: read.append(tuple(args[0].shape)))
+    said = generate(subject, prompts, 12)
+    watch.remove()
+    first = [(1, 13), (16, 10)] if kept else [(1, 13), (16, 23)]
+    if kind == "gemma3":  # its window of 8 counts padding too: nothing is shared
+        first = [(16, 23), (16, 1)]
+    assert read[:2] == first
+    assert said == [str(subject.tokenizer.decode(greedy_loop(subject, ids, 12), skip_special_tokens=True)) for ids in prompts]
+    assert generate(subject, prompts[:1], 12) == said[:1]
+
+
 def test_stop_tokens_come_from_template_tokenizer_and_model(tiny_llama: Subject) -> None:
     assert tiny_llama.base.generation_config is not None
     tiny_llama.base.generation_config.eos_token_id = [7, 9]
@@ -313,6 +340,9 @@ def test_padding_is_masked_by_length_and_not_by_token() -> None:
     ids, mask = left_padded([[5, 2, 6], [2]], pad=2)
     assert ids.tolist() == [[5, 2, 6], [2, 2, 2]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    ids, mask = left_padded([[5, 2, 6], [5, 2]], pad=2, common=1)
+    assert ids.tolist() == [[5, 2, 6], [5, 2, 2]]
+    assert mask.tolist() == [[1, 1, 1], [1, 0, 1]]
 
 
 @pytest.mark.slow

@@ -272,7 +272,7 @@ def collate(
         raise ValueError("hiding tokens by attention needs the padded layout")
     lengths = [len(text) for text in texts]
     starts = [text.start for text in texts]
-    common = _common(ids, min(starts)) if layout == "shared" else 0
+    common = common_beginning(ids, min(starts)) if layout == "shared" else 0
     if layout != "padded":
         offsets = [sum(lengths[:i]) - i * common for i in range(len(texts))]
         grid = torch.tensor([[*ids[0][:common], *(i for tokens in ids for i in tokens[common:])]])
@@ -300,11 +300,11 @@ def collate(
 
 def row_length(texts: Sequence[Encoded]) -> int:
     """Tokens of the row in which these texts stand behind their common beginning."""
-    common = _common([text.ids for text in texts], min(text.start for text in texts))
+    common = common_beginning([text.ids for text in texts], min(text.start for text in texts))
     return sum(map(len, texts)) - common * (len(texts) - 1)
 
 
-def _common(ids: Sequence[Sequence[int]], most: int) -> int:
+def common_beginning(ids: Sequence[Sequence[int]], most: int) -> int:
     """Length of what all texts begin with, at most ``most``; 0 for a single one."""
     if len(ids) == 1:
         return 0

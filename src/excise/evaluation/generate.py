@@ -22,8 +22,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from excise.data.encode import end_of_turn
 from excise.evaluation.plan import ANSWERS_AT_ONCE
+from excise.layout import layout_of
 from excise.lora import folded
 from excise.precision import reading
+from excise.tokens import common_beginning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__annotations__ else "past_key_values"
 """What this version of transformers calls the keys and values of the tokens that were read already."""
+
+WORTH_SHARING = 8
+"""Tokens from which on a common beginning of prompts is read by itself, once for all."""
 
 
 class NotFinite(Exception):
@@ -162,8 +167,11 @@ def _continued(
     drawn: Sequence[LogitsProcessor],
 ) -> Iterator[tuple[int, list[int]]]:
     """(row, new tokens) for each row of one batch. Whenever half of the rows have ended, the others go on without them."""
-    ids, mask = (part.to(subject.device) for part in left_padded(prompts, cast(int, settings.pad_token_id)))
-    width, past = ids.shape[1], None
+    common = common_beginning(prompts, max(0, min(map(len, prompts)) - 1))
+    apart = common < WORTH_SHARING or not _takes_padding_within(subject, max(map(len, prompts)) + limit)
+    past = None if apart else _read_once(subject, prompts[0][:common], len(prompts))
+    ids, mask = (part.to(subject.device) for part in left_padded(prompts, cast(int, settings.pad_token_id), 0 if past is None else common))
+    width = ids.shape[1]
     rows = list(rows)
     while True:
         settings.max_new_tokens = limit - (ids.shape[1] - width)
@@ -193,6 +201,21 @@ def _continued(
             past = None  # a cache of another kind: what was said so far is read again
 
 
+def _takes_padding_within(subject: Subject, length: int) -> bool:
+    """Whether padding may stand between a prompt's beginning and the rest: not where distances within the cache count, as for a sliding window."""
+    window = getattr(subject.base.config.get_text_config(), "sliding_window", None)
+    return layout_of(subject) == "shared" and (window is None or window >= length)
+
+
+def _read_once(subject: Subject, tokens: Sequence[int], rows: int) -> DynamicCache | None:
+    """Keys and values of what all prompts begin with, for so many rows; None where the model keeps something else."""
+    past = subject.decoder(input_ids=torch.tensor([list(tokens)], device=subject.device), use_cache=True).past_key_values
+    if type(past) is not DynamicCache:
+        return None
+    past.batch_repeat_interleave(rows)
+    return past
+
+
 class HalfEnded(StoppingCriteria):
     """Stops where half of the rows have ended, if there are enough of them to be worth it."""
 
@@ -217,11 +240,15 @@ def _text(subject: Subject, tokens: Sequence[int], stops: Sequence[int]) -> str:
     return cast(str, subject.tokenizer.decode(list(tokens[:end]), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask [rows, width]; the mask is built from lengths, so genuine tokens equal to ``pad`` stay visible."""
+def left_padded(prompts: Sequence[Sequence[int]], pad: int, common: int = 0) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask [rows, width]; the mask is built from lengths, so genuine tokens equal to ``pad`` stay visible.
+
+    Args:
+        common: so many tokens at the beginning of each stand before the padding.
+    """
     width = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    ids = torch.tensor([[*prompt[:common], *[pad] * (width - len(prompt)), *prompt[common:]] for prompt in prompts])
+    mask = torch.tensor([[1] * common + [0] * (width - len(prompt)) + [1] * (len(prompt) - common) for prompt in prompts])
     return ids, mask
 
 
