@@ -100,13 +100,15 @@ def test_while_a_stage_trains_the_gradient_is_collected_and_handed_over(monkeypa
     head: Any = subject.head
     once = outcome(subject, monkeypatch, 7)["lm_head.weight" if subject.embedding.weight is not head.weight else "model.embed_tokens.weight"]
     head.weight.grad = None
+    tables: list[Tensor | None] = []
     with fused_layers(subject):
         for _ in range(2):
             scored = score(subject, collate(TEXTS))
             (scored.token_logp.square().sum() + scored.entropy.sum()).backward()
-            assert IN_TRAINING[head].gradient is not None
+            tables.append(IN_TRAINING[head].gradient)
             hand_over_gradient(head)
             assert IN_TRAINING[head].gradient is None
+        assert tables[0] is tables[1] is head.weight.grad, "the second pass adds to what the first one found"
         torch.testing.assert_close(head.weight.grad, 2 * once, rtol=1e-3, atol=1e-4)
         hand_over_gradient(head)
         torch.testing.assert_close(head.weight.grad, 2 * once, rtol=1e-3, atol=1e-4)

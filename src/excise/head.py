@@ -109,6 +109,12 @@ class HeadInTraining:
             self.seen, self.copy = self._state(weight), weight.detach().to(dtype)
         return self.copy
 
+    def table(self, weight: Tensor) -> Tensor:
+        """Where the weight's gradient is collected: in what it has from the parts of this step before, if there were any."""
+        if self.gradient is None:
+            self.gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        return self.gradient
+
     @staticmethod
     def _state(weight: Tensor) -> tuple[int, int]:
         return weight.data_ptr(), weight._version
@@ -119,13 +125,16 @@ IN_TRAINING: weakref.WeakKeyDictionary[nn.Module, HeadInTraining] = weakref.Weak
 
 
 def hand_over_gradient(module: nn.Module) -> None:
-    """After a backward pass: adds what was collected to the gradient of a head's weight."""
+    """After a backward pass: what was collected becomes a part of the gradient of a head's weight."""
     kept = IN_TRAINING.get(module)
     if kept is None or kept.gradient is None:
         return
     weight, table = cast(nn.Linear, module).weight, kept.gradient
     kept.gradient = None
-    weight.grad = table if weight.grad is None else weight.grad.add_(table)
+    if weight.grad is None:
+        weight.grad = table
+    elif weight.grad is not table:
+        weight.grad += table
 
 
 def weight_changed(module: nn.Module) -> None:
@@ -159,8 +168,7 @@ class _Pieces(torch.autograd.Function):
         features, weight, narrow, bias = ctx.saved_tensors
         of_features, of_weight, of_bias, *_ = ctx.needs_input_grad
         found = torch.zeros_like(features) if of_features else None
-        collected = ctx.kept.gradient if ctx.kept is not None else None
-        table = (torch.zeros_like(weight) if collected is None else collected) if of_weight else None
+        table = (torch.zeros_like(weight) if ctx.kept is None else ctx.kept.table(weight)) if of_weight else None
         sums = torch.zeros_like(bias) if of_bias else None
         waiting: list[tuple[Tensor, Tensor]] = []
         for number, part in enumerate(ctx.parts, start=1):
@@ -178,9 +186,7 @@ class _Pieces(torch.autograd.Function):
             if table is not None and waiting and (number == len(ctx.parts) or sum(len(outer) for outer, _ in waiting) >= TOGETHER):
                 _add(table, waiting)
                 waiting.clear()
-        if ctx.kept is not None and table is not None:
-            ctx.kept.gradient, table = table, None
-        return found, table, sums, None, None, None
+        return found, None if ctx.kept is not None else table, sums, None, None, None
 
 
 def _products(features: Tensor, narrow: Tensor, bias: Tensor | None) -> Tensor:

@@ -152,22 +152,19 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor, padding: int | None, kept: HeadInTraining) -> Tensor:
-        ctx.save_for_backward(ids)
-        ctx.kept, ctx.padding, ctx.like = kept, padding, weight.new_empty(0)
-        ctx.size = weight.shape
+        ctx.save_for_backward(ids, weight)
+        ctx.kept, ctx.padding = kept, padding
         return nn.functional.embedding(ids, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (ids,) = ctx.saved_tensors
-        rows = gradients[0].reshape(-1, ctx.size[1])
+        ids, weight = ctx.saved_tensors
+        rows = gradients[0].reshape(-1, weight.shape[1])
         ids = ids.reshape(-1)
         if ctx.padding is not None:
             rows = rows * (ids != ctx.padding)[:, None]
-        if ctx.kept.gradient is None:
-            ctx.kept.gradient = ctx.like.new_zeros(ctx.size)
-        ctx.kept.gradient.index_add_(0, ids, rows.to(ctx.kept.gradient.dtype))
+        ctx.kept.table(weight).index_add_(0, ids, rows.to(weight.dtype))
         return None, None, None, None
 
 
