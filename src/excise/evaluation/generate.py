@@ -24,6 +24,7 @@ from excise.data.encode import end_of_turn
 from excise.evaluation.plan import ANSWERS_AT_ONCE
 from excise.layout import layout_of
 from excise.lora import folded
+from excise.parallel.forward import within
 from excise.precision import reading
 from excise.tokens import common_beginning
 
@@ -209,7 +210,8 @@ def _takes_padding_within(subject: Subject, length: int) -> bool:
 
 def _read_once(subject: Subject, tokens: Sequence[int], rows: int) -> DynamicCache | None:
     """Keys and values of what all prompts begin with, for so many rows; None where the model keeps something else."""
-    past = subject.decoder(input_ids=torch.tensor([list(tokens)], device=subject.device), use_cache=True).past_key_values
+    ids = torch.tensor([list(tokens)], device=subject.device)
+    past = within(subject.base, lambda: subject.decoder(input_ids=ids, use_cache=True).past_key_values)
     if type(past) is not DynamicCache:
         return None
     past.batch_repeat_interleave(rows)
