@@ -37,7 +37,7 @@ def recipe(folder: Path, **changes: Any) -> Recipe:
     settings: dict[str, Any] = {
         "model": str(model),
         "data": {"name": "strangers", **PEOPLE},
-        "method": {"name": "npo", "lr": 1e-3, "steps": 1, "batch": 2},
+        "method": {"name": "npo", "lr": 1e-3, "steps": 1, "batch": 2, "guard": {"every": 0}},
         "evaluation": {"limit": 2, "max_new_tokens": 2, "retrained": str(twin)},
         "attacks": [{"name": "prompts", "kinds": ["paraphrase"], "limit": 1}],
     }
